@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from .. import __version__
 from ..pipeline.runtime.tasks import num_workers
 
+_ROOT = Path(__file__).resolve().parents[1]
 _LIBRARIES = ("numba", "numpy", "polars", "pyarrow", "torch", "safetensors")
 _HELD = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME", "ONEDNN_MAX_CPU_ISA")
 """Environment variables that hold a library to older instructions than the CPU has."""
@@ -27,7 +30,7 @@ def describe_machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "libraries": versions(_LIBRARIES),
         "hotset": __version__,
         "commit": commit(),
     }
@@ -42,16 +45,17 @@ def cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
+def versions(libraries: Iterable[str]) -> dict[str, str | None]:
+    """Return the versions of libraries by name, None for those that are missing."""
+    found: dict[str, str | None] = dict.fromkeys(libraries)
+    for library in found:
+        with suppress(PackageNotFoundError):
+            found[library] = version(library)
+    return found
 
 
-def commit() -> str | None:
-    """Return the commit of the checkout that this file is in; None where it is in none."""
-    root = Path(__file__).resolve().parents[1]
+def commit(root: Path = _ROOT) -> str | None:
+    """Return the commit of a checkout, by default the one of this file; None where there is none."""
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]

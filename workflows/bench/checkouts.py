@@ -10,18 +10,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import shutil
-import statistics
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 from ...pipeline.errors import ConfigError
-from ...pipeline.generate.generate import GenerateConfig, generate
+from ..machine import commit
 from .harness import (
     Facts,
     Seconds,
     compare,
+    median_seconds,
+    new_log,
     new_parser,
     run_script,
     scratch_folder,
@@ -52,16 +52,11 @@ def measure(options: argparse.Namespace) -> Facts:
         if not (checkout / _PROGRAM).exists():
             raise ConfigError(f"{checkout.name} has no {_PROGRAM}", hint="make env in that checkout")
     with scratch_folder(options) as scratch:
-        facts: Facts = {"commits": {name: _commit(path) for name, path in checkouts.items()}}
+        facts: Facts = {"commits": {name: commit(path) for name, path in checkouts.items()}}
         if options.samples:
             facts["preprocess"] = _preprocess(checkouts, options, scratch)
         facts["train"] = _train(checkouts, options, scratch)
     return facts
-
-
-def _commit(checkout: Path) -> str:
-    command = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _hotset(checkout: Path, out: Path, *words: object) -> Seconds:
@@ -71,8 +66,7 @@ def _hotset(checkout: Path, out: Path, *words: object) -> Seconds:
 
 
 def _preprocess(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Path) -> Facts:
-    log = scratch / "preprocess.tsv"
-    generate(GenerateConfig(samples=options.samples), log)
+    log = new_log(scratch, options.samples, name="preprocess.tsv")
     turns = {
         name: partial(_hotset, checkout, scratch / "out", "preprocess", log, "--hot-bytes", "256MiB")
         for name, checkout in checkouts.items()
@@ -83,8 +77,7 @@ def _preprocess(checkouts: dict[str, Path], options: argparse.Namespace, scratch
 
 
 def _train(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Path) -> list[Facts]:
-    log = scratch / "train.tsv"
-    generate(GenerateConfig(samples=options.train_samples), log)
+    log = new_log(scratch, options.train_samples, name="train.tsv")
     # Criteo's recipe keeps the last of seven days for evaluation.
     num_samples = (options.epochs - 1) * (6 * options.train_samples // 7)
     found: list[Facts] = []
@@ -117,10 +110,8 @@ def _train(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Pat
 def _ratio(rounds: dict[str, list[Seconds]]) -> Facts:
     ratios = compare(rounds["other"], rounds["this"])
     facts: Facts = {f"{clock}_ratio": ratio for clock, ratio in ratios.items()}
-    for number, clock in enumerate(ratios):
-        facts[f"{clock}_seconds"] = {
-            who: statistics.median(one[number] for one in measured) for who, measured in rounds.items()
-        }
+    medians = {who: median_seconds(measured) for who, measured in rounds.items()}
+    facts |= {clock: {who: own[clock] for who, own in medians.items()} for clock in medians["this"]}
     return facts | {"rounds": rounds}
 
 

@@ -6,20 +6,19 @@ GPU names what fails there. Then come the tests that compare every kernel with i
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
 from ...pipeline.errors import ByteSize
+from ...pipeline.folders.manifest import hash_file
 from ...stats.ranking.row_bytes import OPTIMIZERS
 from ...stats.shuffle import epoch_order
 from ...train.build import build_trainer
@@ -48,15 +47,13 @@ STAGING_BYTES = ByteSize(1 << 20)
 SAMPLES, SMALL_SAMPLES = 2_500_000, 6_000
 """Samples that speeds are measured with."""
 SMALL_SCALE = 1000.0
-HOT_SHARE = 0.0075
-"""Share of all rows that is hot; as many slots stage the others: 1.5 % of the rows are on the device."""
 _ROOT = Path(__file__).resolve().parents[2]
 _KERNEL_TESTS = _ROOT / "tests" / "train" / "gpu"
 _STEPS = 16
 """Steps that launch all kernels of the host."""
 _TEST_SECONDS = 60
 """Time of a test, where a plugin can stop it."""
-_OUTPUT_CHARACTERS = 1500
+OUTPUT_CHARACTERS = 1500
 """Characters that are kept of the end of an output or a traceback."""
 
 
@@ -223,7 +220,7 @@ def small_shards(settings: PartSettings, name: str, optimizer: str, embedding_di
     """Shards with some forty thousand rows, more than the staging slots hold."""
     folder = settings.scratch / name / "shards"
     samples = draw_kaggle(3_000 if settings.is_small else 40_000, SMALL_SCALE)
-    write_kaggle_shards(
+    return write_kaggle_shards(
         samples,
         folder,
         batch_size=512,
@@ -232,7 +229,6 @@ def small_shards(settings: PartSettings, name: str, optimizer: str, embedding_di
         optimizer=optimizer,
         num_evaluation=512,
     )
-    return Shards.open(folder)
 
 
 def drawn_samples(settings: PartSettings) -> KaggleSamples:
@@ -245,10 +241,19 @@ def packed_shards(
 ) -> Shards:
     """Write samples as shards, and open them."""
     folder = settings.scratch / f"speed-{embedding_dim}-{batch_size}" / "shards"
-    write_kaggle_shards(
-        samples, folder, batch_size=batch_size, embedding_dim=embedding_dim, hot_share=HOT_SHARE
+    return write_kaggle_shards(samples, folder, batch_size=batch_size, embedding_dim=embedding_dim)
+
+
+def base_config(settings: PartSettings, optimizer: Literal["sgd", "adagrad"] = "sgd") -> TrainConfig:
+    """Return the settings of all-fast that speeds are measured with."""
+    return TrainConfig(
+        placement="all-fast",
+        device=settings.device,
+        kernels=settings.step_kernels,
+        dense_dtype="auto",
+        embedding_optimizer=optimizer,
+        dense_optimizer=optimizer,
     )
-    return Shards.open(folder)
 
 
 def weights_of(shards: Shards, config: TrainConfig, out: Path) -> str:
@@ -262,8 +267,7 @@ def weights_of(shards: Shards, config: TrainConfig, out: Path) -> str:
 
 def checksum_of_weights(run: Path) -> str:
     """Return a checksum of the weights of a finished run, which are not read into memory."""
-    with (run / "weights.safetensors").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_file(run / "weights.safetensors")[1]
 
 
 def compile_host_kernels(settings: PartSettings, records: Records) -> None:
@@ -322,7 +326,6 @@ class CheckWriter:
     def __init__(self, records: Records) -> None:
         self._records = records
         self.num_collected = 0
-        self._begin = 0.0
         self._last_seconds = 0.0
         self._faults: list[str] = []
         self._is_skipped = False
@@ -347,23 +350,23 @@ class CheckWriter:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
-        self._begin = time.monotonic()
+        self._last_seconds = 0.0
         self._faults = []
         self._is_skipped = False
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """The fixtures or the body of a test have ended."""
+        self._last_seconds += report.duration
         if report.failed:
             self._faults.append(_end_of(report))
         self._is_skipped |= report.skipped
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """A test has ended, so it is written down."""
-        self._last_seconds = time.monotonic() - self._begin
         detail = "skipped" if self._is_skipped else "".join(self._faults[:1])
         self._records.check(nodeid, not self._faults and not self._is_skipped, detail)
         self._records.finish(nodeid)
 
 
 def _end_of(report: Any) -> str:
-    return str(report.longreprtext)[-_OUTPUT_CHARACTERS:]
+    return str(report.longreprtext)[-OUTPUT_CHARACTERS:]

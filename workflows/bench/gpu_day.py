@@ -27,7 +27,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,7 +44,7 @@ _PATIENCE = 2
 """Factor of the time of a part when a day is only tried."""
 _LAST_WORDS_SECONDS = 3.0
 """A part that hangs prints where its threads are so long before it is killed."""
-_SPARE_SECONDS = 3.0
+SPARE_SECONDS = 3.0
 """A part has so much less where another one waits for it."""
 _MARGIN = 1.2
 """Remaining time at which a piece of work begins, in multiples of the time of the previous piece."""
@@ -236,7 +236,7 @@ def run_process(
     command = [sys.executable, "-m", _MODULE, "part", name, "--device", settings.device]
     command += ["--records", str(records), "--scratch", str(settings.scratch)]
     # One that another part waits for ends by itself before it is killed.
-    own_seconds = max(seconds - _SPARE_SECONDS, 0.0) if is_inner else seconds
+    own_seconds = max(seconds - SPARE_SECONDS, 0.0) if is_inner else seconds
     command += ["--seconds", f"{own_seconds:.1f}", "--done", json.dumps(list(done))]
     command += ["--small"] * settings.is_small
     printed = records.with_suffix(".log")
@@ -352,15 +352,14 @@ def _run_part_of_day(
 ) -> dict[str, Any]:
     """Run a part, add its findings to the result, and return how it ended and what it left out."""
     done = _done_before(part, result)
-    # A part that cannot end in the time left is not begun.
-    if seconds < _LEAST_SECONDS:
-        left_out = [part.name]
-        output = "no time was left"
-        return _ended(part, "not begun", 0.0, output, done, left_out)
     begin = time.monotonic()
     records = scratch / f"{part.name}.jsonl"
     own = PartSettings(settings.device, scratch, settings.is_small)
-    status, output = run_process(part.name, own, records, seconds, done=done, is_inner=False)
+    status: Status = "not begun"
+    output = "no time was left"
+    # A part that cannot end in the time left is not begun.
+    if seconds >= _LEAST_SECONDS:
+        status, output = run_process(part.name, own, records, seconds, done=done, is_inner=False)
     pieces: list[str] = []
     done = list(done)
     for kind, content in read_records(records):
@@ -376,17 +375,11 @@ def _run_part_of_day(
     # A part that broke has left out all, unless it names what it did.
     if status != "ok" and not left_out:
         left_out = [part.name]
-    return _ended(part, status, time.monotonic() - begin, "" if status == "ok" else output, done, left_out)
-
-
-def _ended(
-    part: Part, status: Status, seconds: float, output: str, done: list[str], left_out: list[str]
-) -> dict[str, Any]:
     return {
         "name": part.name,
         "status": status,
-        "seconds": seconds,
-        "output": output,
+        "seconds": time.monotonic() - begin,
+        "output": "" if status == "ok" else output,
         "done": done,
         "left_out": left_out,
     }
@@ -482,12 +475,7 @@ def _result_of(out: Path, settings: DaySettings) -> dict[str, Any] | None:
         _ = result["facts"], result["checks"], result["rows"], [part["done"] for part in result["parts"]]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    is_same = (earlier.device, earlier.is_small, earlier.commit) == (
-        settings.device,
-        settings.is_small,
-        settings.commit,
-    )
-    return result if is_same else None
+    return result if replace(earlier, seconds=settings.seconds) == settings else None
 
 
 def _print(result: dict[str, Any], out: Path) -> int:

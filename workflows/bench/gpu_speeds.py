@@ -26,7 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -46,23 +45,22 @@ from ...train.gpu.queued_steps import QueuedSteps
 from ...train.loop import Trainer, train_steps
 from ...train.placements.placements import MOST_STEPS_AHEAD
 from ...train.threads import PLACES_AT_A_TIME
+from ..machine import versions
 from .gpu_checks import (
-    HOT_SHARE,
+    OUTPUT_CHARACTERS,
     SMALL_SCALE,
+    base_config,
     checksum_of_weights,
     drawn_samples,
     packed_shards,
 )
-from .gpu_day import PartSettings, Records, run_process
-from .gpu_steps import LinkRates, measure_link
+from .gpu_day import SPARE_SECONDS, PartSettings, Records, run_process
+from .gpu_steps import LinkRates, measure_link, seconds_of_calls
 from .harness import median_ratio
-from .kaggle_shards import draw_kaggle, write_kaggle_shards
+from .kaggle_shards import HOT_SHARE, draw_kaggle, write_kaggle_shards
 
 _LIBRARIES = ("torch", "triton", "numba", "numpy", "pyarrow")
 _REPETITIONS = 7
-_SPARE_SECONDS = 3.0
-"""Left of the part's time when it stops waiting for another process."""
-_OUTPUT_CHARACTERS = 1500
 REFERENCE = "all-fast"
 """Name of the contestant that the others are compared with."""
 _ROUNDS = 5
@@ -77,9 +75,11 @@ _ENDING_SECONDS = 5.0
 BATCH_SIZES = (65_536, 16_384, 2_048)
 """The largest first: its figures are the most important."""
 _SMALL_BATCH_SIZES = (64,)
+_HOT_ONLY = "hot-only"
 _FIRST = ("lookahead", "hybrid", "fae")
 """Placements that are measured first at the largest batch size, with all-fast."""
-_FIRST_AT_OTHER_SIZES = ("lookahead", "hot-only")
+_CONTESTANTS = (REFERENCE, *_FIRST, _HOT_ONLY, "hybrid-uva", "cache", "hybrid-dedup")
+_FIRST_AT_OTHER_SIZES = ("lookahead", _HOT_ONLY)
 """Placements that are measured at the smaller ones before the others are."""
 _SHARE_OF_HOST = 0.6
 """Share of the host's available memory that the rows of a group may take."""
@@ -97,12 +97,12 @@ def measure_machine(settings: PartSettings, records: Records) -> None:
     Meanwhile another process compiles the kernels of the host, which takes a minute where nothing is cached.
     Otherwise every process that tries a kernel would compile them, within its time limit.
     """
-    path, seconds = settings.scratch / "host-kernels.jsonl", records.seconds_left - _SPARE_SECONDS
+    path, seconds = settings.scratch / "host-kernels.jsonl", records.seconds_left - SPARE_SECONDS
     with ThreadPoolExecutor(1) as pool:
         host_kernels = pool.submit(run_process, "host-kernels", settings, path, seconds)
         _measure_ceilings(settings, records)
     status, output = host_kernels.result()
-    records.check("kernels of the host are compiled", status == "ok", output[-_OUTPUT_CHARACTERS:])
+    records.check("kernels of the host are compiled", status == "ok", output[-OUTPUT_CHARACTERS:])
 
 
 def _measure_ceilings(settings: PartSettings, records: Records) -> None:
@@ -112,7 +112,7 @@ def _measure_ceilings(settings: PartSettings, records: Records) -> None:
         device=torch.cuda.get_device_name(device) if is_gpu else platform.processor() or "cpu",
         memory_bytes=torch.cuda.get_device_properties(device).total_memory if is_gpu else None,
         python=platform.python_version(),
-        libraries={name: _version(name) for name in _LIBRARIES},
+        libraries=versions(_LIBRARIES),
     )
     # Within the device a copy reads each byte and writes it, so it moves twice as many.
     num_bytes = 2**20 if settings.is_small else 2**30
@@ -140,28 +140,9 @@ def _measure_ceilings(settings: PartSettings, records: Records) -> None:
 
 def _time(work: Callable[[], object], device: torch.device) -> float:
     """Return the median seconds of a call, device work included."""
-    found = []
-    for number in range(_REPETITIONS + 2):
-        _synchronize(device)
-        begin = time.perf_counter()
-        work()
-        _synchronize(device)
-        # The first two calls load code and take memory.
-        if number >= 2:
-            found.append(time.perf_counter() - begin)
-    return statistics.median(found)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    # The first two calls load code and take memory.
+    return statistics.median(seconds_of_calls(work, synchronize, 2 + _REPETITIONS)[2:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -499,34 +480,21 @@ def _contestants(
     settings: PartSettings, num_rows: int, embedding_dim: int
 ) -> dict[str, tuple[TrainConfig, bool]]:
     """Return by name the settings, and whether only hot-only batches are trained on."""
-    base = _config(settings, num_rows, embedding_dim)
-    lookahead = replace(base, placement="lookahead")
-    return {
-        "all-fast": (base, False),
-        "lookahead": (lookahead, False),
-        "hybrid": (replace(base, placement="hybrid"), False),
-        "fae": (replace(base, placement="fae", fae_variant="code"), False),
-        # Hot-only batches move no rows, so this is the speed of look-ahead without its transfers.
-        "hot-only": (lookahead, True),
-        "hybrid-uva": (replace(base, placement="hybrid-uva"), False),
-        "cache": (replace(base, placement="cache"), False),
-        "hybrid-dedup": (replace(base, placement="hybrid-dedup"), False),
+    base = replace(_config(settings, num_rows, embedding_dim), fae_variant="code")
+    configs: dict[str, TrainConfig] = {
+        name: replace(base, placement=name) for name in get_args(PlacementName)
     }
+    # Hot-only batches move no rows, so this is the speed of look-ahead without its transfers.
+    configs[_HOT_ONLY] = configs["lookahead"]
+    return {name: (configs[name], name == _HOT_ONLY) for name in _CONTESTANTS}
 
 
 def _config(
     settings: PartSettings, num_rows: int, embedding_dim: int, optimizer: Literal["sgd", "adagrad"] = "sgd"
 ) -> TrainConfig:
-    """Return the settings of all-fast; staging gets as many slots as there are hot rows."""
-    return TrainConfig(
-        placement="all-fast",
-        device=settings.device,
-        kernels=settings.step_kernels,
-        dense_dtype="auto",
-        staging_bytes=ByteSize(int(HOT_SHARE * num_rows) * row_bytes(embedding_dim, optimizer)),
-        embedding_optimizer=optimizer,
-        dense_optimizer=optimizer,
-    )
+    """Return the settings of all-fast; staging gets as many slots as there are hot rows: 1.5 % of all."""
+    staging = ByteSize(int(HOT_SHARE * num_rows) * row_bytes(embedding_dim, optimizer))
+    return replace(base_config(settings, optimizer), staging_bytes=staging)
 
 
 def train_an_epoch(settings: PartSettings, records: Records) -> None:
@@ -551,19 +519,18 @@ def _write_inputs(settings: PartSettings, records: Records) -> Shards:
     begin = time.monotonic()
     samples = draw_kaggle(num_training + num_evaluation, SMALL_SCALE if is_small else 1.0)
     drawn = time.monotonic()
-    write_kaggle_shards(
+    shards = write_kaggle_shards(
         samples,
         folder,
         batch_size=_EPOCH_SMALL_BATCH_SIZE if is_small else _EPOCH_BATCH_SIZE,
         embedding_dim=_DIM,
-        hot_share=HOT_SHARE,
         optimizer=_EPOCH_OPTIMIZER,
         num_evaluation=num_evaluation,
     )
     seconds = {"draw": drawn - begin, "pack": time.monotonic() - drawn}
     num_rows = sum(samples.num_rows)
     records.row(what="inputs of an epoch", samples=num_training, num_rows=num_rows, seconds=seconds)
-    return Shards.open(folder)
+    return shards
 
 
 def _train_epoch(name: PlacementName, shards: Shards, settings: PartSettings, records: Records) -> str:

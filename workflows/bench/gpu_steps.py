@@ -30,10 +30,11 @@ from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.device import Device, Graph, StreamName
 from ...train.gpu.twins import is_twin
-from ...train.loop import Trainer, read_ahead, run_steps
+from ...train.loop import read_ahead
 from ...train.model.shapes import dlrm_shape
-from .gpu_checks import drawn_samples, packed_shards
+from .gpu_checks import base_config, drawn_samples, packed_shards
 from .gpu_day import PartSettings, Records
+from .train_step import samples_of, train_timed
 
 NUM_TABLES, NUM_DENSE = 26, 13
 """Numbers of tables and of dense features of the Criteo logs."""
@@ -165,14 +166,21 @@ def measure_link(name: str) -> LinkRates | None:
 
 def _least_seconds(queue: Callable[[], None], device: Device) -> float:
     """Return the seconds of the quickest of a few copies, after one that wakes the link."""
+    return min(seconds_of_calls(queue, device.synchronize, 1 + _LINK_TRIALS)[1:])
+
+
+def seconds_of_calls(
+    work: Callable[[], object], synchronize: Callable[[], object], number: int
+) -> list[float]:
+    """Return the seconds of each of some calls, until the device has done their work."""
     found = []
-    for _ in range(1 + _LINK_TRIALS):
-        device.synchronize()
+    for _ in range(number):
+        synchronize()
         begin = time.perf_counter()
-        queue()
-        device.synchronize()
+        work()
+        synchronize()
         found.append(time.perf_counter() - begin)
-    return min(found[1:])
+    return found
 
 
 class WritingDevice:
@@ -244,7 +252,8 @@ def measure_device_step(
         rates: ceilings of the device.
     """
     recorded = RecordedOrder(np.array(order, np.int32))
-    seconds = _trained(build_trainer(shards, config, recorded), num_warm_up)
+    trained, (wall, _) = train_timed(shards, config, order, num_warm_up)
+    seconds = wall / (trained.num_samples - samples_of(shards, order[:num_warm_up]))
     verbs = open_device_api(config.device)
     assert verbs is not None
     device = WritingDevice(verbs)
@@ -276,23 +285,6 @@ def measure_device_step(
     }
 
 
-def _trained(trainer: Trainer, num_warm_up: int) -> float:
-    """Train, and return the seconds per sample of the steps after the first few."""
-    begin = 0.0
-    before = 0
-
-    def after_step(running: Trainer, *_: object) -> None:
-        nonlocal begin, before
-        if running.step == num_warm_up:
-            running.runner.synchronize()
-            begin = time.perf_counter()
-            before = running.num_samples
-
-    run_steps(trainer, after_step)
-    trainer.runner.synchronize()
-    return (time.perf_counter() - begin) / (trainer.num_samples - before)
-
-
 def _seconds(device: Device, launches: Sequence[Launch]) -> float:
     """Return the median seconds of some kernels, one after the other."""
     repetitions = _REPETITIONS if _is_gpu(device) else _FEW_REPETITIONS
@@ -309,17 +301,10 @@ def _seconds(device: Device, launches: Sequence[Launch]) -> float:
     queue_once()
     device.synchronize()
     is_recorded = not any(is_twin(kernel) for kernel, _ in launches)
-    graph = device.capture("compute", queue_all) if is_recorded else None
-    found = []
-    for _ in range(1 + _TRIALS):
-        begin = time.perf_counter()
-        if graph is None:
-            queue_all()
-        else:
-            device.replay("compute", graph)
-        device.synchronize()
-        found.append((time.perf_counter() - begin) / repetitions)
-    return statistics.median(found[1:])
+    work = queue_all
+    if is_recorded:
+        work = partial(device.replay, "compute", device.capture("compute", queue_all))
+    return statistics.median(seconds_of_calls(work, device.synchronize, 1 + _TRIALS)[1:]) / repetitions
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -341,14 +326,7 @@ def measure_step_parts(settings: PartSettings, records: Records) -> None:
     samples = drawn_samples(settings)
     # A separate folder: the parts that measure speeds pack the same samples.
     own = replace(settings, scratch=settings.scratch / "parts")
-    config = TrainConfig(
-        placement="all-fast",
-        device=settings.device,
-        kernels=settings.step_kernels,
-        dense_dtype="auto",
-        embedding_optimizer="sgd",
-        dense_optimizer="sgd",
-    )
+    config = base_config(settings)
     num_steps = _WARM_UP_STEPS + (_SMALL_STEPS if settings.is_small else _STEPS)
     for piece in records.pieces(list(shapes)):
         dim, batch_size = shapes[piece]

@@ -24,14 +24,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.whole_file import check_target, whole_file
+from ...pipeline.runtime.limits import numbers_in
 from ...pipeline.runtime.memory import anonymous_bytes, available_bytes
 from ...pipeline.runtime.tasks import num_workers
 from ...train.config import TIMEOUT_VARIABLE
 from ..machine import describe_machine
+
+if TYPE_CHECKING:
+    from ...train.data.shards import Shards
 
 Result = TypeVar("Result")
 Facts = dict[str, Any]
@@ -121,6 +125,12 @@ def compare(slow: Sequence[Seconds], fast: Sequence[Seconds]) -> dict[str, float
     return {name: median_ratio(*of_clock) for name, of_clock in zip(("wall", "cpu"), both, strict=True)}
 
 
+def median_seconds(rounds: Sequence[Seconds]) -> dict[str, float]:
+    """Return the medians by clock, ``wall_seconds`` and ``cpu_seconds``."""
+    clocks = ("wall_seconds", "cpu_seconds")
+    return {name: statistics.median(own) for name, own in zip(clocks, zip(*rounds, strict=True), strict=True)}
+
+
 def clock() -> Seconds:
     """Return the wall and CPU seconds of this moment."""
     return time.perf_counter(), time.process_time()
@@ -132,24 +142,31 @@ def seconds_since(begin: Seconds) -> Seconds:
     return wall - begin[0], max(cpu - begin[1], 1e-9)
 
 
-def pack_again(log: Path, data: Path, **settings: Any) -> None:
-    """Preprocess a log with some settings of `split` and `pack`; the stages before these stay in ``data``."""
+def new_log(folder: Path, samples: int, *, name: str = "log.tsv", **settings: Any) -> Path:
+    """Generate a log in ``folder`` and return its path; ``settings`` are those of `hotset generate`."""
     # Here, so that a process that only measures another command imports no stage.
+    from ...pipeline.generate.generate import GenerateConfig, generate
+
+    generate(GenerateConfig(samples=samples, **settings), folder / name)
+    return folder / name
+
+
+def pack_again(log: Path, data: Path, **settings: Any) -> Shards:
+    """Preprocess a log with some settings of `split` and `pack`; the stages before these stay in ``data``."""
     from ...pipeline.preprocess import remove_from
+    from ...train.data.shards import Shards
     from ..library import preprocess
 
     if (data / "plan").exists():
         remove_from("split", data)
-    preprocess(log, data, **settings)
+    return Shards.open(preprocess(log, data, **settings))
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One candidate in one round."""
 
-    wall_seconds: float
-    cpu_seconds: float
-    """CPU seconds of all threads."""
+    seconds: Seconds
     peak_rss_bytes: int
     """Peak resident memory of the whole process, mapped files included."""
     peak_anonymous_bytes: int
@@ -158,11 +175,6 @@ class Measurement:
     """CPU seconds in user mode; those of the system are mostly fresh pages."""
     facts: Facts
     """Result of the candidate's function."""
-
-    @property
-    def seconds(self) -> Seconds:
-        """Wall and CPU seconds."""
-        return self.wall_seconds, self.cpu_seconds
 
 
 def measure_in_fresh_process(
@@ -205,7 +217,7 @@ def _measure(
         begin, user_start = clock(), os.times().user
         facts = function(Path(folder), job, *more)
         seconds, user = seconds_since(begin), os.times().user - user_start
-    return Measurement(*seconds, _peak_rss_bytes(), anonymous.peak_bytes, user, facts)
+    return Measurement(seconds, _peak_rss_bytes(), anonymous.peak_bytes, user, facts)
 
 
 def touch_memory(num_bytes: int) -> None:
@@ -247,21 +259,18 @@ def _peak_rss_bytes() -> int:
 
     ``ru_maxrss`` would not do: it starts at the memory of the process that started this one.
     """
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return numbers_in(Path("/proc/self/status"))["VmHWM"] * 1024
 
 
 def summarize(function: Callable[..., Facts], rounds: Sequence[Measurement]) -> Facts:
     """Return what was measured, medians over rounds, peaks of memory, and the seconds of every round."""
-    wall_seconds = statistics.median(each.wall_seconds for each in rounds)
-    return {
+    medians = median_seconds([each.seconds for each in rounds])
+    return medians | {
         "about": function.__doc__,
-        "wall_seconds": wall_seconds,
-        "cpu_seconds": statistics.median(each.cpu_seconds for each in rounds),
-        "samples_per_second": rounds[0].facts["num_samples"] / wall_seconds,
+        "samples_per_second": rounds[0].facts["num_samples"] / medians["wall_seconds"],
         "peak_rss_bytes": max(each.peak_rss_bytes for each in rounds),
         "peak_anonymous_bytes": max(each.peak_anonymous_bytes for each in rounds),
-        "rounds": [{"wall": each.wall_seconds, "cpu": each.cpu_seconds} for each in rounds],
+        "rounds": [dict(zip(("wall", "cpu"), each.seconds, strict=True)) for each in rounds],
     }
 
 
@@ -303,6 +312,18 @@ def run_hotset(arguments: Sequence[str], scratch: Path, num_ranks: int = 1) -> N
     """
     if any([process.wait() for process in start_hotset(arguments, scratch, num_ranks)]):
         raise HotsetError(f"hotset {' '.join(arguments)} failed: {last_message(scratch)}")
+
+
+def train_in_process(data: Path, words: Sequence[str], num_ranks: int = 1) -> tuple[Path, Facts]:
+    """Run ``hotset train`` on ``data``; return the run's folder, a new one next to it, and its summary."""
+    out = new_run(data.parent)
+    run_hotset(["train", str(data), "--out", str(out), "-q", *words], data.parent, num_ranks)
+    return out, json.loads((out / "summary.json").read_text())
+
+
+def new_run(folder: Path) -> Path:
+    """Return a path in ``folder`` that no run has yet."""
+    return folder / f"run-{len(list(folder.glob('run-*')))}"
 
 
 def _free_port() -> str:

@@ -29,7 +29,7 @@ from ...train.device import Device, Graph, StreamName
 from ...train.gpu.queued_steps import QueuedSteps
 from ...train.loop import read_ahead
 from .harness import Facts, new_parser, run_script, scratch_folder, tell
-from .kaggle_shards import draw_kaggle, write_kaggle_shards
+from .kaggle_shards import HOT_SHARE, draw_kaggle, write_kaggle_shards
 
 _EPOCHS = 3
 """The first one is that in which memory is allocated, and what is recorded recorded."""
@@ -37,8 +37,6 @@ _NANOSECONDS = 1e9
 _MICROSECONDS = 1e6
 _OPTIMIZER: Literal["sgd"] = "sgd"
 _PLACEMENTS: tuple[PlacementName, ...] = ("all-fast", "lookahead")
-_HOT_SHARE = 0.0075
-"""Share of the rows that is hot."""
 
 PARSER = new_parser(__spec__, __doc__)
 PARSER.add_argument("--samples", type=int, default=1_000_000, help="samples to draw")
@@ -82,15 +80,12 @@ class IdleDevice:
 def measure(options: argparse.Namespace) -> Facts:
     """Measure every batch size and placement."""
     samples = draw_kaggle(options.samples, options.scale)
-    staging = ByteSize(int(4 * _HOT_SHARE * sum(samples.num_rows)) * row_bytes(16, _OPTIMIZER))
+    staging = ByteSize(int(4 * HOT_SHARE * sum(samples.num_rows)) * row_bytes(16, _OPTIMIZER))
     rows: list[Facts] = []
     with scratch_folder(options) as scratch:
         for batch_size in options.batch_sizes:
             folder = scratch / str(batch_size) / "shards"
-            write_kaggle_shards(
-                samples, folder, batch_size=batch_size, embedding_dim=16, hot_share=_HOT_SHARE
-            )
-            shards = Shards.open(folder)
+            shards = write_kaggle_shards(samples, folder, batch_size=batch_size, embedding_dim=16)
             for placement in _PLACEMENTS:
                 # Once for the code of kernels, which is loaded or compiled at its first use.
                 if batch_size == options.batch_sizes[0]:

@@ -20,8 +20,11 @@ from ...pipeline.folders.totals import PlannedTable, ShardKind
 from ...pipeline.generate.kernel import draw_samples
 from ...pipeline.generate.world import load_profile, scaled_num_rows, world_of
 from ...pipeline.runtime.tasks import num_workers
+from ...train.data.shards import Shards
 from ..drawn_shards import Samples, write_shards
 
+HOT_SHARE = 0.0075
+"""Share of all rows that is hot, by default."""
 _PROFILE = "criteo-kaggle"
 _PART_SAMPLES = 1 << 16
 """Samples that a core draws at a time, as int64."""
@@ -92,11 +95,11 @@ def write_kaggle_shards(
     *,
     batch_size: int,
     embedding_dim: int,
-    hot_share: float,
+    hot_share: float = HOT_SHARE,
     optimizer: str = "sgd",
     num_evaluation: int = 4096,
-) -> None:
-    """Write shards as `pack` does: hot-only batches, mixed ones, and the last samples for evaluation."""
+) -> Shards:
+    """Write shards as `pack` does, the last samples for evaluation, and open them."""
     num_hot = samples.num_hot(hot_share)
     num_training = samples.label_N.size - num_evaluation
     # As the first rows of each table are hot, all ids of a hot sample are below their number.
@@ -128,3 +131,4 @@ def write_kaggle_shards(
         embedding_dim=embedding_dim,
         optimizer=optimizer,
     )
+    return Shards.open(folder)

@@ -25,7 +25,6 @@ import torch
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import MANIFEST, hash_file
-from ...pipeline.generate.generate import GenerateConfig, generate
 from ...train.build import build_trainer
 from ...train.checkpoints.resume import RunCheckpoints
 from ...train.config import CheckpointSettings, PlacementName, TrainConfig
@@ -35,6 +34,7 @@ from ..drawn_shards import DrawnShards
 from .harness import (
     Facts,
     last_message,
+    new_log,
     new_parser,
     run_hotset,
     run_script,
@@ -113,10 +113,10 @@ def measure(options: argparse.Namespace) -> Facts:
 
 def _prepare(options: argparse.Namespace, scratch: Path) -> list[Kind]:
     """Write the log and, to train, the shards; return what is killed in turn."""
-    log, data = scratch / "log.tsv", scratch / "data"
+    data = scratch / "data"
     is_preprocess = options.of == "preprocess"
     samples = options.samples or (100_000 if is_preprocess else 10_000)
-    generate(GenerateConfig(samples=samples, seed=options.seed, scale=1 if is_preprocess else 20), log)
+    log = new_log(scratch, samples, seed=options.seed, scale=1 if is_preprocess else 20)
     if is_preprocess:
         return [Kind("preprocess", ("preprocess", str(log), "--hot-bytes", "1MiB"), "columns")]
     words = ["preprocess", str(log), "--out", str(data), "--hot-bytes", "256KiB", "--batch-size", "512", "-q"]

@@ -26,7 +26,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB, ByteSize, ConfigError, parse_byte_size
-from ...pipeline.runtime.limits import control_groups
+from ...pipeline.runtime.limits import control_groups, numbers_in
 from ...pipeline.runtime.tasks import num_workers
 from ...stats.kernel import kernel
 from ...stats.ranking.row_bytes import row_bytes
@@ -42,11 +42,13 @@ from ..drawn_shards import DrawnShards
 from .harness import (
     Facts,
     Measurement,
+    clock,
     measure_in_fresh_process,
     median_ratio,
     new_parser,
     run_script,
     scratch_folder,
+    seconds_since,
     take_turns,
     tell,
 )
@@ -276,9 +278,9 @@ def train_limited(
     with _pages_read_ahead(trainer) if is_read_ahead else nullcontext():
         setup_seconds = time.perf_counter() - start
         before = _disk_traffic(trainer)
-        cpu_before = time.process_time()
+        begin = clock()
         run_steps(trainer, lambda *_: None)
-        cpu_seconds = time.process_time() - cpu_before
+        _, cpu_seconds = seconds_since(begin)
         after = _disk_traffic(trainer)
     return {
         "num_samples": trainer.num_samples,
@@ -303,8 +305,7 @@ def digest_of(trainer: Trainer) -> str:
 
 def _disk_traffic(trainer: Trainer) -> dict[str, int]:
     """Return the bytes written to and read from the device so far, and the requests."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    counted = {name: int(count) for name, count in (line.split(": ") for line in lines)}
+    counted = numbers_in(Path("/proc/self/io"))
     bytes_written = counted["write_bytes"]
     tiers = [width.slow for width in trainer.embeddings.groups]
     spilled = [each for each in tiers if isinstance(each, SpilledTier) and each.file_bytes[1]]

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from ...pipeline.errors import ByteSize, ConfigError
 from ...pipeline.folders.totals import ShardsTotals, VocabularyTotals
-from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import preprocess
 from ...stats.lookahead.step_plans import WINDOW_BYTES, RowTraffic
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
-from ...train.config import TrainConfig
+from ...train.config import PlacementName, TrainConfig
 from ...train.data.batch import IdReader
 from ...train.data.shards import Shards
 from ...train.model.shapes import tables_by_dim
@@ -34,6 +34,7 @@ from ..recipes import criteo_kaggle
 from .harness import (
     Facts,
     median_ratio,
+    new_log,
     new_parser,
     pack_again,
     run_script,
@@ -41,38 +42,28 @@ from .harness import (
     take_turns,
     tell,
 )
-from .train_step import WARM_UP_STEPS, train_timed
+from .train_step import WARM_UP_STEPS, samples_of, train_timed
 
 _BELADY = "belady, P = 0"
+_PLAIN: tuple[PlacementName, ...] = ("all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "fae")
+_POLICIES: tuple[Literal["lfu", "lru", "dataset"], ...] = ("lfu", "lru", "dataset")
 _BATCHES = 20
 _EVALUATED = 32_768
 """Most samples evaluated for the AUC."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EpochTraffic:
     """Bytes of one epoch each way."""
 
-    bytes_to_fast: int
-    bytes_to_slow: int
-    bytes_made: int
+    bytes_to_fast: int = 0
+    bytes_to_slow: int = 0
+    bytes_made: int = 0
     """Bytes of rows that were initialized on the fast tier at their first use instead of fetched."""
     num_shortened: int = 0
     """Transfers that wait for a later batch than the prefetch depth requires."""
     num_split: int = 0
     """Batches of more cold rows than slots."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes moved either way."""
-        return self.bytes_to_fast + self.bytes_to_slow
-
-    def __add__(self, other: EpochTraffic) -> EpochTraffic:
-        names = self.__dataclass_fields__
-        return EpochTraffic(*(getattr(self, name) + getattr(other, name) for name in names))
-
-
-NOTHING_MOVED = EpochTraffic(0, 0, 0)
 
 
 def simulate_epoch(shards: Shards, config: TrainConfig, order: Sequence[int]) -> EpochTraffic:
@@ -83,24 +74,31 @@ def simulate_epoch(shards: Shards, config: TrainConfig, order: Sequence[int]) ->
     Raises:
         ValueError: the placement is fae, whose switches depend on the test loss.
     """
-    moved = NOTHING_MOVED
+    moved = EpochTraffic()
     widths = tables_by_dim([table.embedding_dim for table in shards.tables])
     # Each table group has its own tiers and plans.
     for dim, placement in build_placements(config, shards).items():
         reader = IdReader(shards.tables, widths[dim])
         if isinstance(placement, StagingPlacement):
             num_bytes = row_bytes(dim, config.row_optimizer(shards.embedding_optimizer))
-            moved += _staged(shards, placement, reader, order, num_bytes)
+            _add_staged(moved, shards, placement, reader, order, num_bytes)
         elif isinstance(placement, Hybrid):
-            moved += _in_place(shards, placement, reader, order, 4 * dim)
+            num_bytes = 4 * dim * _num_vectors(shards, placement, reader, order)
+            moved.bytes_to_fast += num_bytes
+            moved.bytes_to_slow += num_bytes
         elif not isinstance(placement, AllFast):
             raise ValueError(f"the placement {config.placement} cannot be simulated")
     return moved
 
 
-def _staged(
-    shards: Shards, placement: StagingPlacement, reader: IdReader, order: Sequence[int], num_bytes: int
-) -> EpochTraffic:
+def _add_staged(
+    moved: EpochTraffic,
+    shards: Shards,
+    placement: StagingPlacement,
+    reader: IdReader,
+    order: Sequence[int],
+    num_bytes: int,
+) -> None:
     queue = PlanQueue(placement, placement.planner(WINDOW_BYTES))
     for number in order:
         # A placement that stages cold rows alone has nothing to plan for a hot-only batch.
@@ -110,18 +108,14 @@ def _staged(
     # First uses are initialized on the fast tier: they are loaded, but not fetched.
     rows = RowTraffic(rows_to_slow=queue.flush.write_back.num_rows)
     rows.add(queue.chunks)
-    return EpochTraffic(
-        bytes_to_fast=rows.rows_to_fast * num_bytes,
-        bytes_to_slow=rows.rows_to_slow * num_bytes,
-        bytes_made=rows.rows_made * num_bytes,
-        num_shortened=rows.shortened,
-        num_split=rows.split,
-    )
+    moved.bytes_to_fast += rows.rows_to_fast * num_bytes
+    moved.bytes_to_slow += rows.rows_to_slow * num_bytes
+    moved.bytes_made += rows.rows_made * num_bytes
+    moved.num_shortened += rows.shortened
+    moved.num_split += rows.split
 
 
-def _in_place(
-    shards: Shards, placement: Hybrid, reader: IdReader, order: Sequence[int], vector_bytes: int
-) -> EpochTraffic:
+def _num_vectors(shards: Shards, placement: Hybrid, reader: IdReader, order: Sequence[int]) -> int:
     num_vectors = 0
     for number in order:
         ids = reader.read(shards.training_batch(number))
@@ -130,7 +124,7 @@ def _in_place(
             num_vectors += reader.by_row(ids).num_rows
         else:
             num_vectors += ids.num_bags
-    return EpochTraffic(num_vectors * vector_bytes, num_vectors * vector_bytes, 0)
+    return num_vectors
 
 
 PARSER = new_parser(__spec__, __doc__)
@@ -147,25 +141,17 @@ def candidates(staging: ByteSize) -> dict[str, TrainConfig]:
     """Return every placement with the same fast memory; the baselines first."""
     # SGD without state, as in the papers whose bytes are compared.
     base = TrainConfig(
-        placement="all-fast",
+        placement="lookahead",
         staging_bytes=staging,
         dense_optimizer="sgd",
         dense_dtype="fp32",
+        fae_variant="code",
     )
-    cache = replace(base, placement="cache")
-    lookahead = replace(base, placement="lookahead")
-    return {
-        "all-fast": base,
-        "hybrid": replace(base, placement="hybrid"),
-        "hybrid-dedup": replace(base, placement="hybrid-dedup"),
-        "hybrid-uva": replace(base, placement="hybrid-uva"),
-        "fae": replace(base, placement="fae", fae_variant="code"),
-        "cache lfu": cache,
-        "cache lru": replace(cache, cache_policy="lru"),
-        "cache dataset": replace(cache, cache_policy="dataset"),
-        "lookahead": lookahead,
-        _BELADY: replace(lookahead, prefetch=0),
+    plain = {name: replace(base, placement=name) for name in _PLAIN}
+    caches = {
+        f"cache {policy}": replace(base, placement="cache", cache_policy=policy) for policy in _POLICIES
     }
+    return plain | caches | {"lookahead": base, _BELADY: replace(base, prefetch=0)}
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -174,8 +160,7 @@ def measure(options: argparse.Namespace) -> Facts:
         raise ConfigError("shares must be between 0 and 1")
     shares = []
     with scratch_folder(options) as scratch:
-        log = scratch / "log.tsv"
-        generate(GenerateConfig(samples=options.samples), log)
+        log = new_log(scratch, options.samples)
         for share in options.shares:
             settings = {"batch_size": options.batch_size, "order": options.order}
             shards = pack_hot_share(log, scratch / "data", share, options.embedding_dim, **settings)
@@ -194,8 +179,7 @@ def pack_hot_share(
     num_rows = VocabularyTotals.of(preprocess([log], criteo_kaggle(), data, until="rank")).num_rows
     hot_bytes = ByteSize(int(share * num_rows) * row_bytes(embedding_dim, "sgd"))
     settings |= {"embedding_dim": embedding_dim, "embedding_optimizer": "sgd"}
-    pack_again(log, data, hot_bytes=hot_bytes, **settings)
-    return Shards.open(data)
+    return pack_again(log, data, hot_bytes=hot_bytes, **settings)
 
 
 def _measure_share(shards: Shards, staging: ByteSize, rounds: int) -> Facts:
@@ -257,10 +241,9 @@ def _train(shards: Shards, config: TrainConfig, order: list[int]) -> Facts:
     """Train the first batches; return CPU and wall seconds after a warm-up, stalls, and the AUC."""
     # CPU of all threads: what runs ahead in the background costs, too.
     trainer, (wall, cpu) = train_timed(shards, config, order)
-    warm_up = sum(shards.training_batch(number).num_samples for number in order[:WARM_UP_STEPS])
     return {
         "cpu_seconds": cpu,
-        "samples_per_second": (trainer.num_samples - warm_up) / wall,
+        "samples_per_second": (trainer.num_samples - samples_of(shards, order[:WARM_UP_STEPS])) / wall,
         "stalls": trainer.embeddings.transfers.num_stalls,
         "auc": trainer.predictor.score(_EVALUATED).auc,
     }

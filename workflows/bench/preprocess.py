@@ -15,7 +15,6 @@ import importlib.util
 import json
 import math
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -23,7 +22,6 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -36,7 +34,6 @@ from ...pipeline.export import LABEL, NamedBatches, Split, check_log
 from ...pipeline.folders.disk import new_folder, write_errors_explained
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import ShardsTotals
-from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import PreprocessConfig, StageReport, preprocess
 from ...pipeline.raw.criteo import parse_block
 from ...pipeline.raw.part import Block, PlainBlock, iterate_blocks
@@ -54,6 +51,8 @@ from .harness import (
     compare,
     measure_in_fresh_process,
     median_ratio,
+    median_seconds,
+    new_log,
     new_parser,
     run_script,
     scratch_folder,
@@ -117,12 +116,8 @@ def _recipe(hot_bytes: ByteSize) -> PreprocessConfig:
 def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
     """Compare whole jobs, parsing alone, and whole processes, imports included."""
     recipe = _recipe(_HOT_BYTES)
-    log = scratch / "log.tsv"
-    generate(GenerateConfig(samples=options.samples), log)
+    log, warm_up = new_log(scratch, options.samples), _warm_up_log(scratch)
     os.sync()  # no write-back of the log while candidates run
-    warm_up = scratch / "warm_up.tsv"
-    with log.open("rb") as lines:
-        warm_up.write_bytes(b"".join(islice(lines, _WARM_UP_LINES)))
     # Parsing alone ends with what its functions say.
     functions = {
         "hotset": hotset_preprocess,
@@ -141,17 +136,21 @@ def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
     )
     _check_agreement(measured)
     facts = measured["hotset"][0].facts
+    contestants = {name: summarize(function, measured[name]) for name, function in functions.items()}
     return {
         "ratios": {f"{slow} / {fast}": _ratio(measured[slow], measured[fast]) for slow, fast in _PAIRS},
         "ratio_total": _ratio(measured["polars"], measured["hotset"])["wall"],
-        "samples_per_second": options.samples
-        / statistics.median(each.wall_seconds for each in measured["hotset"]),
+        "samples_per_second": contestants["hotset"]["samples_per_second"],
         "stages": facts["stages"],
-        "contestants": {name: summarize(function, measured[name]) for name, function in functions.items()},
+        "contestants": contestants,
         "processes": _whole_processes(log, recipe, scratch, options.rounds),
         "data": {"bytes": log.stat().st_size} | {key: facts[key] for key in ("num_samples", "samples")},
         "recipe": asdict(recipe),
     }
+
+
+def _warm_up_log(scratch: Path) -> Path:
+    return new_log(scratch, _WARM_UP_LINES, name="warm_up.tsv")
 
 
 def _check_agreement(measured: dict[str, list[Measurement]]) -> None:
@@ -173,21 +172,18 @@ def _whole_processes(log: Path, recipe: PreprocessConfig, scratch: Path, rounds:
     split = recipe.split
     options = [f"--hot-bytes={split.hot_bytes}", f"--embedding-optimizer={split.embedding_optimizer}"]
     settings = json.dumps(polars.polars_settings(recipe))
-    package = __package__.split(".", 1)[0] if __package__ else "hotset"
 
     def turn(*words: str) -> Seconds:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             return time_process([sys.executable, "-m", *words, f"{folder}/out"])
 
     turns = {
-        "hotset": partial(turn, package, "preprocess", str(log), *options, "--out"),
+        "hotset": partial(turn, "hotset", "preprocess", str(log), *options, "--out"),
         "polars": partial(turn, polars.__name__, str(log), settings),
     }
     measured = take_turns(turns, rounds)
-    medians = {name: map(statistics.median, zip(*own, strict=True)) for name, own in measured.items()}
-    clocks = ("wall_seconds", "cpu_seconds")
     return {
-        "seconds": {name: dict(zip(clocks, own, strict=True)) for name, own in medians.items()},
+        "seconds": {name: median_seconds(own) for name, own in measured.items()},
         "ratio": compare(measured["polars"], measured["hotset"]),
     }
 
@@ -246,22 +242,18 @@ def against_dlrm(options: argparse.Namespace, scratch: Path) -> Facts:
     """Compare samples per second: DLRM's code visits each value in Python, and may get a shorter log."""
     if not (options.dlrm / _DLRM_MODULE).is_file():
         raise ConfigError(f"{options.dlrm} has no {_DLRM_MODULE}: give a checkout of facebookresearch/dlrm")
-    paths = {name: scratch / f"{name}.txt" for name in ("warm_up", "dlrm", "hotset")}
-    for path, samples in zip(
-        paths.values(), (_WARM_UP_LINES, options.dlrm_samples, options.samples), strict=True
-    ):
-        generate(GenerateConfig(samples=samples), path)
-    warm_up, dlrm = paths["warm_up"], options.dlrm.resolve()
+    log, warm_up = new_log(scratch, options.samples), _warm_up_log(scratch)
+    dlrm_log = new_log(scratch, options.dlrm_samples, name="dlrm.tsv")
     fresh = partial(measure_in_fresh_process, scratch)
     turns = {
-        "dlrm": partial(fresh, dlrm_preprocess, warm_up, paths["dlrm"], dlrm),
-        "hotset": partial(fresh, hotset_preprocess, warm_up, paths["hotset"], _recipe(_LARGE_HOT_BYTES)),
+        "dlrm": partial(fresh, dlrm_preprocess, warm_up, dlrm_log, options.dlrm.resolve()),
+        "hotset": partial(fresh, hotset_preprocess, warm_up, log, _recipe(_LARGE_HOT_BYTES)),
     }
     measured = take_turns(turns, options.rounds)
     # Seconds of a sample, as the logs have different numbers of them.
     num_samples = {name: rounds[0].facts["num_samples"] for name, rounds in measured.items()}
     dlrm_seconds, own_seconds = (
-        [(one.wall_seconds / number, one.cpu_seconds / number) for one in measured[name]]
+        [(one.seconds[0] / number, one.seconds[1] / number) for one in measured[name]]
         for name, number in num_samples.items()
     )
     ratios = compare(dlrm_seconds, own_seconds)
@@ -382,15 +374,13 @@ def growth(sizes: Sequence[int], scratch: Path) -> Facts:
     recipe, cap_bytes = _recipe(_LARGE_HOT_BYTES), default_memory_bytes()
     # The disk is first, while nothing else writes.
     rate = measure_write_rate(scratch / "rate", min(_RATE_BYTES, sizes[-1] * _ROOM_PER_SAMPLE))
-    log, warm_up = scratch / "log.tsv", scratch / "warm_up.tsv"
-    generate(GenerateConfig(samples=_WARM_UP_LINES), warm_up)
-
+    warm_up = _warm_up_log(scratch)
     runs: list[Facts] = []
     for num_samples in sizes:
-        generate(GenerateConfig(samples=num_samples), log)
+        log = new_log(scratch, num_samples)
         os.sync()  # else the log's own pages compete with the run for the disk
-        room = num_samples * _ROOM_PER_SAMPLE
-        measured = partial(measure_in_fresh_process, scratch, room_bytes=room + cap_bytes)
+        room_bytes = num_samples * _ROOM_PER_SAMPLE + cap_bytes
+        measured = partial(measure_in_fresh_process, scratch, room_bytes=room_bytes)
         found = measured(hotset_preprocess, warm_up, log, recipe)
         stages = found.facts["stages"]
         written = sum(stage["written_bytes"] for stage in stages.values())
@@ -399,7 +389,7 @@ def growth(sizes: Sequence[int], scratch: Path) -> Facts:
             "log_bytes": log.stat().st_size,
             "user_seconds": found.user_seconds,
             "written_bytes": written,
-            "share_of_disk_write_rate": written / found.wall_seconds / rate,
+            "share_of_disk_write_rate": written / found.seconds[0] / rate,
             "stages": stages,
         }
         run["polars"] = _lacking_memory(runs, num_samples) or summarize(

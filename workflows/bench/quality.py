@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
+import multiprocessing
 import os
 import shlex
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from ...pipeline.errors import ConfigError, HotsetError, MissingExtraError
+from ...pipeline.errors import ConfigError, MissingExtraError
 from ...pipeline.export import export_shards
 from ...pipeline.folders.totals import ShardsTotals
 from ...pipeline.preprocess import preprocess
@@ -42,7 +42,7 @@ from ...train.recipe_options import RecipeOptions
 from ...train.rows.tiers import InitialValues
 from ...train.run import train
 from ..recipes import recipe_for, small_real_sample
-from .harness import Facts, new_parser, run_hotset, run_script, scratch_folder, tell
+from .harness import Facts, new_parser, new_run, run_script, scratch_folder, tell, train_in_process
 from .train_step import ReferenceBatch, ReferenceDlrm, ReferenceTraining
 
 ProtocolName = Literal["criteo-x1", "criteo-x4", "avazu-x1", "avazu-x4"]
@@ -50,7 +50,6 @@ FILES = ("train.csv", "valid.csv", "test.csv")
 Scores = dict[str, float | None]
 Contestant = Callable[[int], Scores]
 """Trains with a seed and returns the scores of the test part."""
-_PACKAGES = Path(__file__).resolve().parents[3]
 
 PARSER = new_parser(__spec__, __doc__)
 PARSER.add_argument("--data", type=Path, required=True, help="raw Criteo log, or folder of a split")
@@ -137,18 +136,14 @@ def summary(scores: dict[str, list[Scores]]) -> Facts:
 
 def _in_process(words: str, num_ranks: int, folder: Path, seed: int) -> Scores:
     """Return the scores of `hotset train` with some options, in separate processes."""
-    out = folder / f"run-{len(list(folder.glob('run-*')))}"
     given = shlex.split(words)
     base = [] if "--dense-lr" in given else ["--dense-lr", "0.0005"]
-    command = ["train", str(folder / "data"), "--out", str(out), "-q", "--seed", str(seed), *base]
-    run_hotset([*command, *given], folder, num_ranks)
-    found = json.loads((out / "summary.json").read_text())
+    _, found = train_in_process(folder / "data", ["--seed", str(seed), *base, *given], num_ranks)
     return {key: found[key] for key in ("auc", "log_loss")}
 
 
 def _in_hotset(config: TrainConfig, folder: Path, seed: int) -> Scores:
-    out = folder / f"run-{len(list(folder.glob('run-*')))}"
-    found = train(folder / "data", replace(config, seed=seed), out)
+    found = train(folder / "data", replace(config, seed=seed), new_run(folder))
     return {"auc": found.auc, "log_loss": found.log_loss}
 
 
@@ -295,13 +290,17 @@ def _published_facts(protocol: ProtocolName, totals: ShardsTotals) -> Facts:
     }
 
 
-def train_fuxictr(folder: str, seed: int) -> None:
-    """Train FuxiCTR's DCN V2 for one epoch on an export, and print the AUC of its test part.
+def train_fuxictr(export: Path, seed: int) -> float:
+    """Train FuxiCTR's DCN V2 for one epoch on an export; return the AUC of its test part.
 
-    Layers, loader, loop and metrics are FuxiCTR's. It writes to the current folder and sets up logging, so
-    this runs in a separate process.
+    Layers, loader, loop and metrics are FuxiCTR's. It writes to the current folder, prints and sets up
+    logging, so this runs in a separate process.
     """
     warnings.simplefilter("ignore")
+    os.chdir(export.parent)
+    os.dup2(2, 1)
+    # FuxiCTR's loader starts Ray, which would join any cluster of this machine, and fail when that ends.
+    os.environ["RAY_ADDRESS"] = "local"
     # Imported only here: FuxiCTR is an extra, and importing this module must not need it.
     from fuxictr.features import FeatureMap
     from fuxictr.pytorch.dataloaders import RankDataLoader
@@ -331,33 +330,22 @@ def train_fuxictr(folder: str, seed: int) -> None:
             return {"y_pred": self.output_activation(self.last(joined))}
 
     seed_everything(seed)
-    features = FeatureMap(os.path.basename(folder), folder)
-    features.load(f"{folder}/feature_map.json", {"embedding_dim": embedding_dim})
-    paths = {f"{split}_data": f"{folder}/{split}.parquet" for split in ("train", "valid", "test")}
+    features = FeatureMap(export.name, str(export))
+    features.load(f"{export}/feature_map.json", {"embedding_dim": embedding_dim})
+    paths = {f"{split}_data": f"{export}/{split}.parquet" for split in ("train", "valid", "test")}
     train, valid, test = RankDataLoader(
         features, stage="both", batch_size=512, shuffle=True, data_format="parquet", **paths
     )
     os.makedirs(f"models/{features.dataset_id}", exist_ok=True)
     model = DcnV2(features)
     model.fit(train, validation_data=valid, epochs=1)
-    print("AUC", model.evaluate(test)["AUC"])
+    return float(model.evaluate(test)["AUC"])
 
 
 def _in_fuxictr(export: Path, seed: int) -> Scores:
     """Return the AUC that FuxiCTR reaches on an export, in a separate process."""
-    program = f"from {__package__}.quality import train_fuxictr as train; train({str(export)!r}, {seed})"
-    paths = os.pathsep.join([str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=export.parent,
-        # FuxiCTR's loader starts Ray, which would join any cluster of this machine, and fail when that ends.
-        env=os.environ | {"PYTHONPATH": paths, "RAY_ADDRESS": "local"},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise HotsetError(f"FuxiCTR failed: {(done.stderr.strip().splitlines() or ['it wrote nothing'])[-1]}")
-    return {"auc": float(done.stdout.rpartition("AUC")[2]), "log_loss": None}
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return {"auc": pool.submit(train_fuxictr, export, seed).result(), "log_loss": None}
 
 
 if __name__ == "__main__":

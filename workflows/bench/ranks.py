@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -35,7 +34,6 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import hash_file
-from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.statistics.traffic import Trace, ranked_epoch
 from ...stats.codecs import CODEC_NAMES, MessageShape, codec_of
 from ...stats.exchange import MOST_RANKS, RankedEpoch, count_exchange
@@ -48,13 +46,14 @@ from ...train.run_folder.reader import read_weights
 from .harness import (
     Facts,
     median_ratio,
+    new_log,
     new_parser,
     pack_again,
-    run_hotset,
     run_script,
     scratch_folder,
     take_turns,
     tell,
+    train_in_process,
 )
 
 BOUNDS = (0.01, 0.03, 0.05)
@@ -81,15 +80,13 @@ def measure(options: argparse.Namespace) -> Facts:
     if not all(2 <= ranks <= MOST_RANKS for ranks in options.ranks):
         raise ConfigError(f"ranks must be from 2 to {MOST_RANKS}")
     with scratch_folder(options) as folder:
-        log = folder / "log.tsv"
-        generate(GenerateConfig(samples=options.samples), log)
+        log = new_log(folder, options.samples)
         job = {"bytes": count_bytes, "codecs": compare_codecs, "speed": compare_speed}[options.what]
         return job(options, log, folder)
 
 
 def _packed(options: argparse.Namespace, log: Path, folder: Path, batch_size: int) -> Shards:
-    pack_again(log, folder / "data", batch_size=batch_size, embedding_dim=options.embedding_dim)
-    return Shards.open(folder / "data")
+    return pack_again(log, folder / "data", batch_size=batch_size, embedding_dim=options.embedding_dim)
 
 
 def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
@@ -147,12 +144,11 @@ def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts
 
     def turn(name: str) -> float:
         ranks, more = contestants[name]
-        out = folder / f"run-{len(list(folder.glob('run-*')))}"
-        words = ["train", str(folder / "data"), "--out", str(out), "-q", "--placement", "all-fast"]
-        words += ["--threads", "1", "--micro-batches", "2", "--max-steps", steps, "--checkpoint-every", "off"]
-        run_hotset([*words, *more], folder, ranks)
+        words = ["--placement", "all-fast", "--threads", "1", "--micro-batches", "2"]
+        words += ["--max-steps", steps, "--checkpoint-every", "off"]
+        out, summary = train_in_process(folder / "data", [*words, *more], ranks)
         digests.setdefault(name, str(hash_file(out / "weights.safetensors")[1]))
-        return float(json.loads((out / "summary.json").read_text())["samples_per_second"])
+        return float(summary["samples_per_second"])
 
     digests: dict[str, str] = {}
     speeds = take_turns({name: partial(turn, name) for name in contestants}, options.rounds)

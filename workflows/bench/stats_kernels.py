@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from ...pipeline.errors import GIB, MIB, ConfigError
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import SamplesTotals, VocabularyTotals
-from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import preprocess, remove_from
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.stages.orders import calibrate
@@ -38,7 +37,7 @@ from ...stats.lookahead.step_plans import RowStream, next_uses
 from ...stats.ranking.row_bytes import row_bytes
 from ..drawn_shards import zipf_ids
 from ..recipes import criteo_kaggle
-from .harness import Facts, clock, new_parser, run_script, scratch_folder, seconds_since, take_turns
+from .harness import Facts, clock, new_log, new_parser, run_script, scratch_folder, seconds_since, take_turns
 
 Batches = Sequence[NDArray[np.int64]]
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
@@ -313,9 +312,7 @@ REFERENCE_POLICIES: dict[str, tuple[str, Callable[[Batches, int, int], int]]] = 
 def compare_orders(options: argparse.Namespace, folder: Path) -> Facts:
     """Rank a log in each order and count the hot samples and lookups of every budget."""
     budgets = sorted({*BUDGETS, *PUBLISHED})
-    log, data = options.data or folder / "log.tsv", folder / "data"
-    if options.data is None:
-        generate(GenerateConfig(samples=options.samples), log)
+    log, data = options.data or new_log(folder, options.samples), folder / "data"
     shares: dict[str, list[Facts | None]] = {}
     ranking: dict[str, dict[str, float]] = {}
     for order in ORDERS:

@@ -34,7 +34,6 @@ import torch
 from torch import nn
 
 from ...pipeline.errors import ConfigError
-from ...pipeline.generate.generate import GenerateConfig, generate
 from ...stats.shuffle import epoch_order
 from ...train.build import build_trainer
 from ...train.build_embeddings import set_threads
@@ -51,6 +50,7 @@ from .harness import (
     Seconds,
     clock,
     compare,
+    new_log,
     new_parser,
     pack_again,
     run_script,
@@ -113,15 +113,13 @@ def _of_a_sample(rounds: list[Seconds], num_samples: int) -> Facts:
 
 def _each_shards(options: argparse.Namespace, scratch: Path) -> Iterator[Shards]:
     """Generate the log once and pack it for each dim and batch size."""
-    log, data = scratch / "log.tsv", scratch / "data"
     largest = max(options.batch_sizes)
     # Seven sevenths: the last is for evaluation, and the last batch may be short.
     samples = 2 * (_LEAST_STEPS + WARM_UP_STEPS) * largest
-    generate(GenerateConfig(samples=max(min(samples, 10 * options.round_samples), 9 * largest)), log)
+    log = new_log(scratch, max(min(samples, 10 * options.round_samples), 9 * largest))
     for dim, batch_size in product(options.embedding_dims, options.batch_sizes):
         settings = {"embedding_dim": dim, "batch_size": batch_size}
-        pack_again(log, data, **settings, embedding_optimizer="sgd", order="original")
-        yield Shards.open(data)
+        yield pack_again(log, scratch / "data", **settings, embedding_optimizer="sgd", order="original")
 
 
 def order_of(shards: Shards, round_samples: int) -> list[int]:
@@ -170,7 +168,7 @@ def _contestants(
         return lambda: train_timed(shards, config, order)[1]
 
     found = {REFERENCE: in_torch(ReferenceTraining(reference()))}
-    if has_fbgemm() and options.model == "dlrm":
+    if importlib.util.find_spec(_FBGEMM) and options.model == "dlrm":
         found["torch fp32, fbgemm"] = in_torch(ReferenceTraining(FbgemmDlrm(dlrm, num_rows)))
     found["hotset fp32"] = in_hotset(config)
     found["hotset fp32, lookahead"] = in_hotset(replace(config, placement="lookahead"))
@@ -191,21 +189,25 @@ def _run_torch(training: ReferenceTraining, batches: list[ReferenceBatch], threa
     return seconds_since(begin)
 
 
-def train_timed(shards: Shards, config: TrainConfig, order: Sequence[int]) -> tuple[Trainer, Seconds]:
-    """Read, plan and train batches in a new run; return it, and its seconds after `WARM_UP_STEPS`."""
+def train_timed(
+    shards: Shards, config: TrainConfig, order: Sequence[int], num_warm_up: int = WARM_UP_STEPS
+) -> tuple[Trainer, Seconds]:
+    """Read, plan and train batches in a new run; return it, and its seconds after the warm-up."""
     set_threads(config.threads)
     trainer = build_trainer(shards, config, RecordedOrder(np.array(order, np.int32)))
     begin = clock()
     with closing(train_steps(trainer)) as steps:
         for _ in steps:
-            if trainer.step == WARM_UP_STEPS:
+            if trainer.step == num_warm_up:
+                trainer.runner.synchronize()
                 begin = clock()
+    trainer.runner.synchronize()
     return trainer, seconds_since(begin)
 
 
-def has_fbgemm() -> bool:
-    """Return whether FBGEMM's table-batched embeddings are installed."""
-    return importlib.util.find_spec(_FBGEMM) is not None
+def samples_of(shards: Shards, order: Sequence[int]) -> int:
+    """Return the samples of training batches."""
+    return sum(shards.training_batch(number).num_samples for number in order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ByteSize, ConfigError
-from ...pipeline.generate.generate import GenerateConfig, generate
 from ...stats.lookahead.planner import StagingPlanner, lookahead_planner
 from ...stats.lookahead.step_plans import (
     NEVER,
@@ -34,7 +33,7 @@ from ...train.data.batch import IdReader
 from ...train.data.shards import Shards
 from ...train.placements.placements import build_placements
 from ...train.placements.staging import Lookahead
-from .harness import Facts, clock, new_parser, run_script, scratch_folder, seconds_since, tell
+from .harness import Facts, clock, new_log, new_parser, run_script, scratch_folder, seconds_since, tell
 from .placements import pack_hot_share
 
 _HOT_SHARE = 0.015
@@ -67,8 +66,7 @@ def measure(options: argparse.Namespace) -> Facts:
     cases: list[Facts] = []
     with scratch_folder(options) as scratch:
         for number, samples in enumerate(options.samples):
-            log = scratch / f"{number}.tsv"
-            generate(GenerateConfig(samples=samples), log)
+            log = new_log(scratch, samples, name=f"{number}.tsv")
             cases += _measure_log(f"{samples / 1e6:g} M generated samples", log, options.batch_size, options)
         if options.data:
             cases += _measure_log("real sample", options.data, options.data_batch_size, options)
@@ -190,9 +188,12 @@ def _synthetic_streams() -> Iterator[tuple[str, list[Epoch], int]]:
     ):
         name = f"Zipf {exponent}, {once:.0%} of the rows used once"
         yield name, [_zipf_epoch(exponent, once, seed) for seed in (0, 1)], slots
-    uniform = [_uniform_epoch(seed) for seed in (0, 1)]
+    steps = range(_STREAM_BATCHES)
+    randoms = map(np.random.default_rng, (0, 1))
+    uniform = [_stream(random.choice(20_000, 100, replace=False) for _ in steps) for random in randoms]
     yield "uniform, mean period 200, 90% of the rows used once", uniform, 10_000
-    yield "each row every 200 batches, 90% of the rows used once", [_cycle_epoch()] * 2, 10_000
+    cycle = _stream(np.arange(100) + 100 * (step % 200) for step in steps)
+    yield "each row every 200 batches, 90% of the rows used once", [cycle] * 2, 10_000
 
 
 _STREAM_BATCHES, _STREAM_ROWS = 2000, 1000
@@ -222,15 +223,6 @@ def _zipf_epoch(exponent: float, once: float, seed: int) -> Epoch:
             yield np.minimum(random.permutation(found)[:num_recurring], _RECURRING - 1)
 
     return _stream(draw())
-
-
-def _uniform_epoch(seed: int) -> Epoch:
-    random = np.random.default_rng(seed)
-    return _stream(random.choice(20_000, 100, replace=False) for _ in range(_STREAM_BATCHES))
-
-
-def _cycle_epoch() -> Epoch:
-    return _stream(np.arange(100) + 100 * (batch % 200) for batch in range(_STREAM_BATCHES))
 
 
 if __name__ == "__main__":
