@@ -24,14 +24,14 @@ from .raw.criteo import tells_label
 from .raw.criteo_kernel import count_newlines
 from .raw.json_parts import first_rows
 from .raw.log_files import example_file
-from .raw.log_parts import known_schema
+from .raw.log_parts import recognise
 from .raw.part import Block, iterate_blocks
 from .raw.raw_file import RawFile
 from .raw.tabular import MISSING_WORDS
 from .raw.text_fields import BAD, GOOD, split_fields
 from .raw.text_lists import Spans
-from .schema.schema import Schema, schema_named
-from .schema.schema_file import write_entry, write_schema
+from .schema.schema import Schema
+from .schema.schema_file import schema_named, write_entry, write_schema
 
 _LABEL_WORDS = (
     {"label", "target", "y"},
@@ -174,6 +174,10 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
         InputError: the file cannot be read, is empty or no text, or has no column that could be a category.
     """
     file = example_file(path)
+    known = recognise(file)
+    if known is not None and (known.schema.fields or not known.is_exact):
+        note = f"This is the schema of the known log {known.name}, as the file has it."
+        return Proposal(known.schema, (), 0, (note,))
     proposal = _propose_from(file, num_rows)
     dated = ", ".join(file.partitions)
     if not dated:
@@ -213,13 +217,12 @@ def _propose_from(file: RawFile, num_rows: int) -> Proposal:
 def explain_built_in(path: Path) -> str | None:
     """Return a sentence on the built-in schema of a log; None for other logs."""
     file = example_file(path)
-    known = known_schema(file)
+    known = recognise(file)
+    if known is not None and known.is_exact:
+        option = f"--schema {known.name}{'' if known.has_label else ' --no-label'}"
+        return f"{path} is of the known log {known.name}: in place of this proposal, give {option}"
     if known is not None:
-        name, is_labeled = known
-        return (
-            f"{path} has the columns of the built-in schema {name}: in place of this proposal, give "
-            f"--schema {name}{'' if is_labeled else ' --no-label'}"
-        )
+        return f"{path} is of the known log {known.name} in another form: the proposal has its kinds"
     # Criteo's own format has no header, and is the default.
     if file.read_format() != "text":
         return None

@@ -10,6 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..folders.manifest import FileEntry
-from ..schema.schema import SCHEMAS, Schema, zone_named
+from ..schema.known_logs import KNOWN_LOGS, KnownLog
+from ..schema.schema import Schema, zone_named
+from ..schema.schema_file import schema_named
 from .criteo import count_reasons, describe_fault, parse_block
 from .json_parts import first_rows, read_lines, types_of
 from .part import Block, Part, PlainBlock, RawParts, iterate_blocks
@@ -31,8 +34,7 @@ _START_BYTES = 4096
 """Bytes of a file that are read to detect its format."""
 _KNOWN_BYTES = 1 << 16
 """Bytes of a CSV log that must match a built-in schema for a message to name it."""
-_UNUSED = ("id", "Id", "ID")
-"""Columns of published logs that are neither features nor the label."""
+_KNOWN_LINES = 100
 
 
 def open_parts(
@@ -129,11 +131,10 @@ def _refuse_other_format(file: RawFile, form: str) -> None:
 def _needs_schema(file: RawFile, found: str) -> FormatError:
     path = shlex.quote(str(file.path))
     hint = f"`hotset schema {path} > schema.toml` proposes a schema: look at it, then give it to --schema"
-    known = known_schema(file) if found == "CSV" else None
-    if known is not None:
-        hint = (
-            f"it has the columns of {known[0]}: give --schema {known[0]}{'' if known[1] else ' --no-label'}"
-        )
+    known = recognise(file) if found == "CSV" else None
+    if known is not None and known.is_exact:
+        hint = f"it has the columns of {known.name}: give --schema {known.name}"
+        hint += "" if known.has_label else " --no-label"
     return FormatError(
         f"{file.path} looks like {found}, want the tab-separated lines of Criteo's format", hint=hint
     )
@@ -280,12 +281,27 @@ def header_of(file: RawFile, schema: Schema) -> list[str]:
     return []
 
 
-def known_schema(file: RawFile) -> tuple[str, bool] | None:
-    """Return the name of the built-in schema of a CSV log, and whether the log has its label.
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A known log, as a file has it."""
+
+    name: str
+    schema: Schema
+    """Its schema, with the separator and the names of columns that the file has."""
+    has_label: bool
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the file has the form in which the log was published."""
+        return self.schema == schema_named(self.name)
+
+
+def recognise(file: RawFile) -> Recognised | None:
+    """Return the known log that a file of text is of; Criteo's own lines are `tells_label`'s.
 
     Names of columns alone say little: splits of one log share them and differ in their values, and any log
-    may have users and items. So a schema is named where the header has just its columns, but for an id of
-    the lines, and where it reads the first 64 KiB without a fault.
+    may have users and items. So a log is known where the header has just its columns, and where its schema
+    reads the first 64 KiB without a fault; or by the form of its lines.
 
     Raises:
         InputError: the file cannot be read.
@@ -293,24 +309,36 @@ def known_schema(file: RawFile) -> tuple[str, bool] | None:
     if file.read_format() != "text":
         return None
     block = next((block.read() for block in iterate_blocks(file, _KNOWN_BYTES)), None)
-    if block is None:
+    if block is None or not block.num_bytes:
         return None
-    for name, schema in SCHEMAS.items():
-        if schema.format != "csv":
-            continue
-        fields = header_of(file, schema)
-        for has_label in (True, False):
-            if _reads(block, schema, fields, has_label=has_label):
-                return name, has_label
+    lines = [line.decode("utf-8", "replace") for line in block.lines.tobytes().splitlines()[:_KNOWN_LINES]]
+    plain = Schema((), (), format="csv")
+    headers = {mark: header_of(file, replace(plain, separator=mark)) for mark in _SEPARATORS}
+    for name in KNOWN_LOGS:
+        known, schema = KnownLog.read(name), schema_named(name)
+        if known.line and all(map(known.is_line, lines)):
+            return Recognised(name, schema, True)
+        for (separator, fields), has_label in product(headers.items(), (True, False)):
+            names = known.names_of(fields, schema.columns(has_label=has_label))
+            if names is None:
+                continue
+            found = _as_in_file(schema, names, separator)
+            if _reads(block, found, fields, has_label=has_label):
+                return Recognised(name, found, has_label)
     return None
+
+
+def _as_in_file(schema: Schema, names: Mapping[str, str], separator: str) -> Schema:
+    """Return a schema with the names of columns that a file has."""
+    columns = {feature: names[column] for feature, column in schema.column_of.items()}
+    renamed = tuple((feature, column) for feature, column in columns.items() if feature != column)
+    label = names.get(schema.label or "", schema.label)
+    return replace(schema, separator=separator, label=label, renamed=renamed)
 
 
 def _reads(block: Block, schema: Schema, fields: Sequence[str], *, has_label: bool) -> bool:
     """Return whether a schema reads every line of a block that begins with a header of ``fields``."""
     wanted = schema.columns(has_label=has_label)
-    used = [name for name in fields if name in wanted or name not in _UNUSED]
-    if sorted(used) != sorted(wanted):
-        return False
     positions = np.array([wanted.index(name) if name in wanted else -1 for name in fields], np.int64)
     # Splitting a line changes it where a field holds a doubled quote.
     block = replace(block, text=block.text.copy())

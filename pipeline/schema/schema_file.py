@@ -20,11 +20,11 @@ from typing import Any
 import xxhash
 
 from ..errors import ConfigError, first_line
+from .known_logs import KNOWN_LOGS, KnownLog
 from .schema import (
     DENSE_KINDS,
     KINDS,
     SAMPLE_TIME,
-    SCHEMAS,
     TIME_CODES,
     TIME_KINDS,
     TIME_UNITS,
@@ -35,7 +35,6 @@ from .schema import (
     find_columns,
     nearest,
     refuse_twice,
-    schema_named,
     shown,
     zone_named,
 )
@@ -282,6 +281,21 @@ _UNSET = {each.name: each.default for each in fields(Schema)}
 """What each key is where it is not set."""
 
 
+SCHEMAS: dict[str, Schema] = {}
+"""Schemas of known logs that were read so far."""
+
+
+def schema_named(name: str) -> Schema:
+    """Return the schema of a known log; raises ConfigError with the names of all."""
+    if name not in SCHEMAS:
+        if name not in KNOWN_LOGS:
+            raise ConfigError(
+                f"no schema {name!r}", hint=f"use one of {', '.join(KNOWN_LOGS)}, or a .toml file"
+            )
+        SCHEMAS[name] = _schema(KnownLog.read(name).schema, (*FORMATS, "criteo"))
+    return SCHEMAS[name]
+
+
 def setting_of(word: str) -> str:
     """Return the setting that a user named: a built-in schema or a .toml file.
 
@@ -289,7 +303,7 @@ def setting_of(word: str) -> str:
         ConfigError: there is no such schema, or the file cannot be read or is not a schema.
     """
     # What does not end in .toml can only be a name, and a wrong one is refused with the right ones.
-    if word in SCHEMAS or not word.endswith(".toml"):
+    if word in KNOWN_LOGS or not word.endswith(".toml"):
         schema_named(word)
         return word
     # The setting holds the schema in its canonical form, so a run needs the file no longer.
@@ -355,13 +369,13 @@ def read_schema(text: str, source: str = "the schema") -> Schema:
         raise ConfigError(f"{source}: {error}", hint=error.hint) from None
 
 
-def _schema(keys: dict[str, Any]) -> Schema:
+def _schema(keys: dict[str, Any], formats: Sequence[str] = FORMATS) -> Schema:
     # Check unknown keys first: a slip in their names explains most other faults.
     for key in keys:
         if key not in _KEYS:
             raise ConfigError(f"unknown key {key!r}", hint=nearest(key, _KEYS))
     # The format is next, because it decides which other keys are allowed.
-    if keys.get("format") not in FORMATS:
+    if keys.get("format") not in formats:
         raise ConfigError(f"format must be one of {', '.join(FORMATS)}, got {shown(keys.get('format'))}")
     if keys["format"] != "csv":
         for key in _CSV_ONLY:

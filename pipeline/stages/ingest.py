@@ -128,8 +128,8 @@ class IngestConfig:
     """Settings of the ingest stage; part of its fingerprint."""
 
     schema: str = "criteo-kaggle"
-    """Schema of the log: criteo-kaggle, criteo-1tb, avazu, a published split of these (criteo-x1, criteo-x4,
-    avazu-x1, avazu-x4) or a .toml file (in Python: its text)."""
+    """Schema of the log: the name of a known log, such as criteo-kaggle, criteo-1tb, criteo-x4, avazu,
+    movielens-20m or taobao-ad, or a .toml file (in Python: its text)."""
 
     label: bool = field(
         default=True, metadata={"help": "Read a log without labels; it then serves statistics only."}

@@ -41,8 +41,7 @@ from ..folders.totals import (
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.columns import texts_of_table
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources
-from ..schema.schema import schema_named
-from ..schema.schema_file import schema_of
+from ..schema.schema_file import schema_named, schema_of
 from ..stages.row_order import HotOrder, read_tables
 
 Row = dict[str, Any]

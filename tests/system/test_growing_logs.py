@@ -24,7 +24,7 @@ from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, preprocess, re
 from hotset.pipeline.raw import part as raw_module
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.tasks import Resources, use_engine
-from hotset.pipeline.schema.schema import SCHEMAS
+from hotset.pipeline.schema.schema_file import SCHEMAS
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig

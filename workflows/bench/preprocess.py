@@ -40,7 +40,7 @@ from ...pipeline.raw.part import Block, PlainBlock, iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.memory import available_bytes, default_memory_bytes
 from ...pipeline.runtime.tasks import num_workers, run_tasks
-from ...pipeline.schema.schema import schema_named
+from ...pipeline.schema.schema_file import schema_named
 from ...pipeline.stages.ingest import IngestConfig
 from ..recipes import criteo_kaggle
 from . import polars_program as polars

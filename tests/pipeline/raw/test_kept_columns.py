@@ -15,8 +15,8 @@ import pytest
 from hotset.pipeline.errors import ConfigError, InputError
 from hotset.pipeline.raw.kept_columns import beside, kept_columns
 from hotset.pipeline.raw.raw_file import RawFile
-from hotset.pipeline.schema.schema import SCHEMAS, Schema
-from hotset.pipeline.schema.schema_file import schema_of
+from hotset.pipeline.schema.schema import Schema
+from hotset.pipeline.schema.schema_file import schema_named, schema_of
 
 ROWS = [("r1", "1", 'a "b", c', "x"), ("", "0", "ü", "yy"), ("r3", "1", "", "z")] * 20
 NAMES = ("request", "click", "note", "site")
@@ -63,7 +63,7 @@ def test_columns_of_parquet_keep_their_types(tmp_path: Path) -> None:
 def test_fields_of_criteos_text_have_the_names_of_the_schema(has_label: bool, tmp_path: Path) -> None:
     fields = [str(number) for number in range(40)][not has_label :]
     (tmp_path / "log").write_text("\t".join(fields) + "\n")
-    found = read(tmp_path / "log", SCHEMAS["criteo-kaggle"], ["C26", "I1"], has_label=has_label)
+    found = read(tmp_path / "log", schema_named("criteo-kaggle"), ["C26", "I1"], has_label=has_label)
     assert found == [{"C26": "39", "I1": "1"}]
 
 

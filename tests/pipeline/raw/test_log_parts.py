@@ -9,8 +9,7 @@ import pytest
 
 from hotset.pipeline.errors import InputError
 from hotset.pipeline.raw.parquet_parts import TableParts
-from hotset.pipeline.schema.schema import schema_named
-from hotset.pipeline.schema.schema_file import read_schema
+from hotset.pipeline.schema.schema_file import read_schema, schema_named
 
 SCHEMA = read_schema(
     """

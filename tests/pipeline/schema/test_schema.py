@@ -10,16 +10,16 @@ import json
 import pytest
 
 from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.schema.known_logs import KNOWN_LOGS
 from hotset.pipeline.schema.schema import (
     KINDS,
-    SCHEMAS,
+    TIME_KINDS,
     FeatureSettings,
     format_feature_settings,
     numbers_of,
     parse_feature_settings,
-    schema_named,
 )
-from hotset.pipeline.schema.schema_file import read_schema, write_schema
+from hotset.pipeline.schema.schema_file import read_schema, schema_named, write_schema
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 
@@ -58,12 +58,12 @@ def test_features_without_a_setting_have_the_default() -> None:
     assert caught.value.hint == "did you mean 'C3'?"
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", KNOWN_LOGS)
 def test_a_schema_names_each_column_once_and_every_kind(name: str) -> None:
     schema = schema_named(name)
     names = schema.columns(has_label=True)
-    assert len(set(names)) == len(names) == 1 + len(schema.dense) + len(schema.sparse)
-    assert set(schema.kind_of.values()) <= set(KINDS)
+    assert len(set(names)) == len(names) == 1 + len(set(schema.column_of.values()))
+    assert set(schema.kind_of.values()) <= {*KINDS, *TIME_KINDS}
     assert schema.columns(has_label=False) == names[1:]
 
 

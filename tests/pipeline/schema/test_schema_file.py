@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.schema.schema import SCHEMAS, Schema, find_columns
+from hotset.pipeline.schema.known_logs import KNOWN_LOGS
+from hotset.pipeline.schema.schema import Schema, find_columns
 from hotset.pipeline.schema.schema_file import (
     is_fingerprint,
     read_schema,
     schema_identity,
+    schema_named,
     schema_of,
     setting_of,
     write_schema,
@@ -358,17 +360,17 @@ def test_a_file_counts_by_what_it_says(tmp_path: Path) -> None:
     assert schema_identity(TEXT) != schema_identity(TEXT.replace("hex8", "text"))
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", KNOWN_LOGS)
 def test_built_in_schemas_go_by_their_names(name: str) -> None:
     assert setting_of(name) == name == schema_identity(name)
-    assert schema_of(name) is SCHEMAS[name]
+    assert schema_of(name) is schema_named(name)
     assert not is_fingerprint(name)
 
 
 def test_schemas_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no schema 'movielens'") as caught:
         setting_of("movielens")
-    assert caught.value.hint == f"use one of {', '.join(SCHEMAS)}, or a .toml file"
+    assert caught.value.hint == f"use one of {', '.join(KNOWN_LOGS)}, or a .toml file"
     with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
         setting_of(str(tmp_path / "none.toml"))
     (tmp_path / "latin.toml").write_bytes(b"\xff")

@@ -21,8 +21,7 @@ from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.raw.log_parts import open_parts
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.schema.schema import schema_named
-from hotset.pipeline.schema.schema_file import schema_of
+from hotset.pipeline.schema.schema_file import schema_named, schema_of
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.encode import (
     EncodeConfig,

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 
-from hotset.pipeline.schema.schema import SCHEMAS, schema_named
+from hotset.pipeline.schema.schema_file import SCHEMAS, schema_named
 
 SCHEMA = schema_named("criteo-kaggle")
 NUM_DENSE, NUM_SPARSE = len(SCHEMA.dense), len(SCHEMA.sparse)

@@ -16,7 +16,7 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.arrow_files import read_batch
 from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, run_stage
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.schema.schema import schema_named
+from hotset.pipeline.schema.schema_file import schema_named
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.stats.id_tables import mix64_pair
 from hotset.tests.support.logs.criteo_text import Sample, text_of

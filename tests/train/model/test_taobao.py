@@ -15,7 +15,7 @@ import torch
 
 import hotset
 from hotset.pipeline.generate.generate import GenerateConfig, generate
-from hotset.pipeline.schema.schema import schema_named
+from hotset.pipeline.schema.schema_file import schema_named
 from hotset.tests.support.scored_runs import ScoredRun
 from hotset.train.config import ExportConfig
 from hotset.train.run_config import read_config
