@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import subprocess
 import tomllib
 from pathlib import Path
@@ -85,3 +86,18 @@ def test_the_notebook_gives_what_it_shows(
             assert "".join(str(value).split()) == "".join(shown.split())
     (shown_auc,) = re.findall(r"AUC (\S+)", json.dumps([cell["outputs"] for cell in cells()]))
     assert float(names["run"].summary.auc) == pytest.approx(float(shown_auc[:5]), abs=0.01)
+
+
+def test_blocks_of_pages_are_run_or_skipped_for_a_reason() -> None:
+    pages = runpy.run_path(str(ROOT / "scripts/run_pages.py"))
+    found = {page: list(pages["blocks_of"](page)) for page in pages["PAGES"]}
+    run = {page: [block for block in blocks if not block.reason] for page, blocks in found.items()}
+    assert [block.kind for block in run["README.md"]] == ["sh", "toml", "python", "sh", "sh"]
+    assert sum(map(len, run.values())) >= 40 and sum(map(len, found.values())) >= 60
+    # Benchmarks and the GPU's page need more than a fresh environment.
+    assert {page for page in found if found[page] and not run[page]} <= {
+        "docs/benchmarks.md",
+        "docs/gpu.md",
+        "docs/support.md",
+    }
+    assert "run_pages.py README.md" in (ROOT / ".github/workflows/ci.yml").read_text()
