@@ -417,19 +417,20 @@ class TrainConfig(JsonRecord):
     """Settings of a training run; together with the shards they decide its weights."""
 
     placement: PlacementName = "lookahead"
-    """Where embedding rows live: all on the fast tier (all-fast), all on the slow one, without or with
-    deduplication inside a batch (hybrid, hybrid-dedup), there but for those of one batch at a time
-    (hybrid-uva), hot rows on both in turns (fae), in a cache on the fast tier (cache), or hot rows on the
-    fast tier and the others loaded there just before they are needed (lookahead)."""
+    """Where embedding rows live; lookahead keeps hot rows on the fast tier and loads the others just before
+    they are needed. all-fast keeps all rows on the fast tier. hybrid and hybrid-dedup keep all on the slow
+    tier, without and with deduplication inside a batch. hybrid-uva also does, and copies the rows of one
+    batch at a time to the fast tier. cache has a run-time cache there. With fae, hot rows alternate between
+    the tiers."""
 
     hot_bytes: ByteSize | None = None
     """Fast memory for hot rows with their optimizer state; by default the budget that the shards were packed
     with. Another budget needs shards of order original."""
 
     staging_bytes: ByteSize | None = None
-    """Fast memory for cold rows with their optimizer state, in addition to the hot ones; by default as many
-    bytes as the hot rows take, and at least four times those of a batch. The placement cache uses the bytes
-    of both; the others but lookahead use none."""
+    """Fast memory for loaded rows and their optimizer state, in addition to that of hot rows. By default as
+    much as the hot rows take, and enough for the cold rows of four batches. lookahead and cache use it; cache
+    also fills the memory of hot rows."""
 
     slow_bytes: ByteSize | None = None
     """Host memory for embedding rows; the rest go to a spill file while the run trains. lookahead writes each
@@ -494,8 +495,8 @@ class TrainConfig(JsonRecord):
     """Seed of the initial values and of the order of batches."""
 
     device: str = "cpu"
-    """Device of the fast tier and the dense layers: cpu or cuda. late is a simulated device, whose work the
-    host does late, to find missing waits; late:7 repeats the order of seed 7."""
+    """Device of the fast tier and the dense layers: cpu or cuda. For developers: late simulates a
+    device that runs queued work late, to find missing waits; late:7 repeats the order of seed 7."""
 
     kernels: str | None = field(default=None, metadata={"no_option": True})
     """Kernels of steps on a GPU, for tests and measurements: torch for those that torch has, torch:NAME for
@@ -540,8 +541,8 @@ class TrainConfig(JsonRecord):
     do not depend on it."""
 
     micro_batches: int | None = None
-    """Number of equal parts of a batch whose gradients are summed separately, then added by a binary tree:
-    the weights depend on it, and not on how many ranks compute the parts. By default one for each rank."""
+    """Number of equal parts of a batch whose gradients are summed separately. It fixes the bits of the
+    weights for any number of ranks. By default one for each rank."""
 
     recipe: RecipeOptions = field(default_factory=RecipeOptions)
     """Learning rates over the steps, clipping, decay, and when training stops."""

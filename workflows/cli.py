@@ -46,8 +46,8 @@ def usage() -> str:
         "GPU.",
         "hotset COMMAND --help explains the usual options of a command, --help-all all of them; hotset -V "
         "(--version) prints the version. "
-        "Every command takes -q (--quiet), which leaves out messages but errors and warnings, and -v "
-        "(--verbose), which reports details.",
+        "Every command takes -q (--quiet), which leaves out all messages except errors and warnings, and "
+        "-v (--verbose), which reports details.",
         "Exit status: 0 success, 1 an error that you can fix, 2 wrong usage, 130 interrupted (Ctrl-C, "
         "SIGTERM).",
     )

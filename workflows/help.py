@@ -79,7 +79,7 @@ def help_of(kind: Any, command: str, options: Sequence[Option], *, is_full: bool
     groups: dict[str, list[Option]] = {title: [] for title in titles[:-1]}
     for option in options:
         title = main.get(option.field) or option.group or ("more options" if main else "options")
-        is_first = option.is_required or option.is_positional
+        is_first = option.is_required
         groups.setdefault("required" if is_first else title, []).append(option)
     is_whole = is_full or not main
     what = as_sentences(kind.__doc__)

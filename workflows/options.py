@@ -79,7 +79,7 @@ RecipeFile = Annotated[Path | None, Arg("FILE", name="recipe")]
 @dataclass(frozen=True, kw_only=True)
 class _CommonOptions:
     quiet: bool = False
-    """Leave out messages but errors and warnings."""
+    """Leave out all messages except errors and warnings."""
 
     verbose: bool = False
     """Report details: what each stage finds and decides, and where in the code an error was raised."""
@@ -341,12 +341,13 @@ def _build(kind: Any, defaults: Mapping[str, Any], values: Mapping[str, Any]) ->
 def synopsis(command: str, options: Sequence[Option]) -> str:
     """Return what has to be typed at least: ``hotset train DIR --out OUT``."""
     required = [option for option in options if option.is_positional or option.is_required]
-    words = [
-        option.name + "..." * option.is_many
-        if option.is_positional
-        else f"{option.name} {option.name.lstrip('-').upper()}"
-        for option in required
-    ]
+    words = []
+    for option in required:
+        if option.is_positional:
+            name = option.name + "..." * option.is_many
+            words.append(name if option.is_required else f"[{name}]")
+        else:
+            words.append(f"{option.name} {option.name.lstrip('-').upper()}")
     return " ".join([f"hotset {command}", *words])
 
 
