@@ -1,7 +1,8 @@
 """Split a raw file into blocks of lines or batches of rows.
 
-Each part is parsed alone. Text is cut at fixed bytes moved to a line end, Parquet at fixed numbers of rows
-within a row group. So memory holds one part per worker, however large the file or its row groups are.
+Each part is parsed alone. Text is cut at fixed bytes moved to a line end, Parquet at fixed numbers of rows,
+which are whole row groups or within one. So memory holds one part per worker, however large the file or its
+row groups are.
 """
 
 from __future__ import annotations

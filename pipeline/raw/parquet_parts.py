@@ -1,6 +1,8 @@
 """A Parquet file or a table in memory as batches of rows.
 
-Row groups are streamed: memory holds one batch per worker."""
+Where parts end follows from the footer alone: neighbouring row groups make one part as long as they fit, and
+a worker decodes it. A row group of several parts is streamed, so that memory holds one batch per worker.
+"""
 
 from __future__ import annotations
 
@@ -82,24 +84,29 @@ DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 VALUE_BYTES = 8
 """Bytes that a value counts in a block."""
+_TEXTS = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _SHORT_TEXT_BYTES = 64
 """Average length from which on the texts of a column count with all of their bytes."""
 
 
-def open_parquet(file: RawFile, dictionaries: Sequence[str] = ()) -> Any:
+_FEW_GROUPS = 16
+"""Row groups up to which each stays a part, as it always was; more would cost more than their rows."""
+
+
+def open_parquet(file: RawFile, dictionaries: Sequence[str] = (), footer: Any = None) -> Any:
     """Open a log as a `pyarrow.parquet.ParquetFile`.
 
     Args:
         file: the log.
         dictionaries: columns whose texts are numbered in memory, too.
+        footer: its metadata, if they are read already.
 
     Raises:
         FormatError: it is no Parquet file.
     """
+    settings = {"read_dictionary": list(dictionaries), "metadata": footer}
     try:
-        return pq.ParquetFile(
-            file.path, memory_map=True, page_checksum_verification=True, read_dictionary=list(dictionaries)
-        )
+        return pq.ParquetFile(file.path, memory_map=True, page_checksum_verification=True, **settings)
     except DAMAGE as error:
         raise_system_fault(file.path, error)
         raise FormatError(
@@ -117,8 +124,19 @@ def damaged_parquet(file: RawFile, error: Exception) -> InputError:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Neighbouring row groups that are read together."""
+
+    groups: range
+    first_row: int
+    num_rows: int
+    rows_of_part: int
+    """Rows that a part has; at least ``num_rows`` where the run is one part."""
+
+
 class ParquetParts:
-    """Batches of the rows of a Parquet file, none across two row groups."""
+    """Rows of a Parquet file: several row groups in a part, or one in several."""
 
     unit = "row"
     num_header_lines = 0
@@ -138,25 +156,26 @@ class ParquetParts:
         fields = self._fields()
         self._check_columns(fields)
         self._lists = {name for name in self._names if is_list(fields.field(name).type)}
+        # Arrow cannot join lists of numbered values.
+        types = [fields.field(name).type for name in self._lists]
+        self._can_join = not any(pa.types.is_dictionary(kind.value_type) for kind in types)
 
     def _fields(self) -> Any:
         with open_parquet(self._file) as parquet:
             return parquet.schema_arrow
 
-    def _texts_by_number(self) -> list[str]:
+    def _texts_by_number(self, fields: Any, footer: Any) -> list[str]:
         """Return the columns whose texts are stored once and numbered: they stay so in memory.
 
         A few long texts may take a thousand times the bytes of the file if each row gets its own.
         """
-        with open_parquet(self._file) as parquet:
-            if not parquet.num_row_groups:
-                return []
-            group = parquet.metadata.row_group(0)
-            chunks = [group.column(number) for number in range(group.num_columns)]
-            numbered = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
-            fields = [field for field in parquet.schema_arrow if field.name in self._names]
-            texts = [field for field in fields if is_text(field.type) and not is_fixed_text(field.type)]
-            return [field.name for field in texts if field.name in numbered]
+        if not footer.num_row_groups:
+            return []
+        group = footer.row_group(0)
+        chunks = [group.column(number) for number in range(group.num_columns)]
+        numbered = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
+        texts = [name for name in self._names if is_text(fields.field(name).type)]
+        return [name for name in texts if name in numbered and not is_fixed_text(fields.field(name).type)]
 
     def _check_columns(self, fields: Any) -> None:
         partitions = self._file.partitions
@@ -168,24 +187,61 @@ class ParquetParts:
         check_types(self._file, self._schema, fields, has_label=self._has_label)
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
-        """Yield each batch of rows; a row group whose parts are finished is not read again."""
-        with open_parquet(self._file, self._texts_by_number()) as parquet:
-            # A row group is read as a whole or not at all: parts do not cross from one to the next.
-            row = 0
-            num_rows = parquet.metadata.num_rows
-            for group in range(parquet.num_row_groups):
-                end = row + parquet.metadata.row_group(group).num_rows
-                names = self._finished_names(row, end, finished)
+        """Yield each part; those that are finished are not read again."""
+        with open_parquet(self._file) as parquet:
+            numbered = self._texts_by_number(parquet.schema_arrow, parquet.metadata)
+            opening = _Opening(numbered, parquet.metadata)
+        with opening.open(self._file) as parquet:
+            for run in self._runs(parquet.metadata):
+                names = self._finished_names(run.first_row, run.first_row + run.num_rows, finished)
                 if names:
                     yield from (_FinishedPart(name) for name in names)
-                    row = end
-                    continue
-                for batch in self._cut(self._batches(parquet, group)):
-                    # The file's bytes are shared out by rows, so that the parts' add up to them.
-                    first_byte = self._file.num_bytes * row // num_rows
-                    last_byte = self._file.num_bytes * (row + batch.num_rows) // num_rows
-                    yield BatchPart(self._name(row), self, batch, last_byte - first_byte)
-                    row += batch.num_rows
+                elif run.num_rows <= run.rows_of_part and self._names:
+                    yield self._checked(_GroupsPart(self._name(run.first_row), self, run, opening), finished)
+                else:
+                    row = run.first_row
+                    for batch in self._cut(self._batches(parquet, run)):
+                        num_bytes = self.raw_bytes(row, batch.num_rows, parquet.metadata.num_rows)
+                        yield self._checked(BatchPart(self._name(row), self, batch, num_bytes), finished)
+                        row += batch.num_rows
+
+    def _runs(self, footer: Any) -> list[_Run]:
+        """Return the row groups by those that are read together."""
+        fitting: list[list[_Run]] = []
+        row = 0
+        filled = 0.0
+        for number in range(footer.num_row_groups):
+            group = footer.row_group(number)
+            run = _Run(range(number, number + 1), row, group.num_rows, self._rows_of_part(group))
+            # As shares of a part: a group joins those before it while they fit in one with it.
+            filled += run.num_rows / run.rows_of_part
+            if not fitting or filled > 1 or not self._can_join:
+                fitting.append([])
+                filled = run.num_rows / run.rows_of_part
+            fitting[-1].append(run)
+            row += run.num_rows
+        runs = []
+        for alone in fitting:
+            groups = range(alone[0].groups.start, alone[-1].groups.stop)
+            num_rows = sum(run.num_rows for run in alone)
+            joined = _Run(groups, alone[0].first_row, num_rows, num_rows)
+            runs += [joined] if len(alone) > _FEW_GROUPS else alone
+        return [run for run in runs if run.num_rows]
+
+    def _checked(self, part: _RowsOfFile, finished: Mapping[str, FileEntry]) -> UnreadPart:
+        """Return a part; raises ManifestError where another number of its rows is finished."""
+        entry = finished.get(part.name)
+        if entry is not None and entry.read_facts(ColumnsFacts).num_lines != part.num_rows:
+            raise ManifestError(
+                f"{part.name} has other rows of {self._file.path} than this version of hotset reads together",
+                hint="--redo ingest reads the log from its start",
+            )
+        return part
+
+    def raw_bytes(self, row: int, num_rows: int, num_rows_of_file: int) -> int:
+        """Return the bytes of rows: those of the file are shared out by rows, so that they add up to them."""
+        of_file = max(1, num_rows_of_file)
+        return self._file.num_bytes * (row + num_rows) // of_file - self._file.num_bytes * row // of_file
 
     def parse(self, batch: Any) -> Part:
         """Parse a batch, checked first: a damaged file may decode to offsets that point nowhere."""
@@ -195,13 +251,27 @@ class ParquetParts:
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
 
-    def _batches(self, parquet: Any, group: int) -> Iterator[Any]:
+    def decode(self, run: _Run, opening: _Opening) -> tuple[Any, int]:
+        """Return the rows of a run that is one part, and the bytes of the file that count as theirs."""
+        with opening.open(self._file) as parquet:
+            batches = list(self._batches(parquet, run))
+            num_bytes = self.raw_bytes(run.first_row, run.num_rows, parquet.metadata.num_rows)
+        num_rows = sum(batch.num_rows for batch in batches)
+        if num_rows != run.num_rows:
+            raise damaged_parquet(self._file, OSError(f"{num_rows} rows, want {run.num_rows}"))
+        # Row groups of numbered texts are decoded apart; offsets are checked before they are joined.
+        try:
+            for batch in batches if len(batches) > 1 else ():
+                batch.validate(full=True)
+            batch = pa.concat_batches(batches)
+        except DAMAGE as error:
+            raise damaged_parquet(self._file, error) from error
+        return batch, num_bytes
+
+    def _batches(self, parquet: Any, run: _Run) -> Iterator[Any]:
         try:
             yield from parquet.iter_batches(
-                self._rows_of_part(parquet.metadata.row_group(group)),
-                row_groups=[group],
-                columns=list(self._names),
-                use_threads=False,
+                run.rows_of_part, row_groups=list(run.groups), columns=list(self._names), use_threads=False
             )
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
@@ -237,7 +307,8 @@ class ParquetParts:
             num_values = chunk.num_values if column in self._lists else group.num_rows
             # The footer has the bytes of the values as they are encoded, without compression.
             value_bytes = chunk.total_uncompressed_size / max(chunk.num_values, 1)
-            num_bytes += num_values * (value_bytes if value_bytes > _SHORT_TEXT_BYTES else VALUE_BYTES)
+            is_long = value_bytes > _SHORT_TEXT_BYTES and chunk.physical_type in _TEXTS
+            num_bytes += num_values * (value_bytes if is_long else VALUE_BYTES)
         row_bytes = num_bytes / max(group.num_rows, 1)
         return max(1, int(self._block_bytes / max(row_bytes, VALUE_BYTES)))
 
@@ -265,9 +336,23 @@ def _is_of(path: str, column: str) -> bool:
     return path == column or path.startswith(f"{column}.")
 
 
+class _Opening:
+    """How a file is opened: with its metadata, which other processes read again."""
+
+    def __init__(self, numbered: Sequence[str], metadata: Any = None) -> None:
+        self._numbered = numbered
+        self._metadata = metadata
+
+    def open(self, file: RawFile) -> Any:
+        return open_parquet(file, self._numbered, self._metadata)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Opening, (self._numbered,)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """Some rows of a Parquet file, decoded but not parsed."""
+    """Some rows of a file, decoded but not parsed."""
 
     name: str
     parts: ParquetParts
@@ -275,11 +360,39 @@ class BatchPart:
     raw_bytes: int
     """Bytes of the file that count as theirs."""
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the part."""
+        return int(self.batch.num_rows)
+
     def read(self) -> Part:
         return replace(self.parts.parse(self.batch), num_raw_bytes=self.raw_bytes)
 
     def checksum(self) -> None:
         """Return nothing: the file is hashed whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupsPart:
+    """Row groups that are not read yet."""
+
+    name: str
+    parts: ParquetParts
+    run: _Run
+    opening: _Opening
+
+    @property
+    def num_rows(self) -> int:
+        return self.run.num_rows
+
+    def read(self) -> Part:
+        return BatchPart(self.name, self.parts, *self.parts.decode(self.run, self.opening)).read()
+
+    def checksum(self) -> None:
+        """Return nothing: the file is hashed whole."""
+
+
+_RowsOfFile = BatchPart | _GroupsPart
 
 
 @dataclass(frozen=True, slots=True)

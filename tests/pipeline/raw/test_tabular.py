@@ -21,15 +21,17 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ByteSize, InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.folders.totals import ColumnsFacts
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.raw import parquet_parts
+from hotset.pipeline.raw.log_files import inspect_logs
 from hotset.pipeline.raw.parquet_parts import ParquetParts
 from hotset.pipeline.raw.part import Part
 from hotset.pipeline.raw.tabular import parse_batch
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import Schema
 from hotset.pipeline.schema.schema_file import read_schema
-from hotset.pipeline.stages.ingest import IngestConfig, ingest
+from hotset.pipeline.stages.ingest import IngestConfig, ingest, open_log
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.other_logs import (
     Log,
@@ -377,9 +379,12 @@ def test_columns_hold_hours_and_weekdays(tmp_path: Path) -> None:
     assert again == {name: found[name] for name in ("site", "when", "day", "ms")}
 
 
-def test_a_damaged_parquet_file_is_one_clear_line(tmp_path: Path, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("group_rows", [500, 60])
+def test_a_damaged_parquet_file_is_one_clear_line(
+    tmp_path: Path, group_rows: int, rng: np.random.Generator
+) -> None:
     log = draw_log(500, KINDS, rng)
-    raw = write_parquet(tmp_path / "log.parquet", log, group_rows=500)
+    raw = write_parquet(tmp_path / "log.parquet", log, group_rows=group_rows)
     text = raw.read_bytes()
     setting = config(schema_text(log, format="parquet"))
     raw.write_bytes(text.replace(b"clicked", b"click\xc3d"))
@@ -454,6 +459,68 @@ def test_parts_of_long_texts_have_fewer_rows(tmp_path: Path) -> None:
     assert [entry.num_samples for entry in ingest([tmp_path / "log"], config, tmp_path / "n").files] == [
         32
     ] * 2
+
+
+SMALL_GROUPS = "format = 'parquet'\n[sparse]\nd = 'text'\nn = 'integer'\nt = { kind = 'text', list = true }"
+
+
+def small_groups(
+    path: Path, num_rows: int, group_rows: int, *, is_numbered: bool = False
+) -> dict[str, list[Any]]:
+    """Write a log of small row groups, and return its columns."""
+    texts = [None if row % 11 == 3 else f"u{row % 17}" for row in range(num_rows)]
+    lists = [None if row % 7 == 2 else [f"t{tag}" for tag in range(row % 4)] for row in range(num_rows)]
+    kind = pa.list_(pa.dictionary(pa.int32(), pa.string()) if is_numbered else pa.string())
+    table = {"d": texts, "n": list(range(num_rows)), "t": pa.array(lists, kind)}
+    pq.write_table(pa.table(table), path, row_group_size=group_rows)
+    kinds = {"d": "text", "n": "integer", "t": "list text"}
+    rows = list(zip(texts, range(num_rows), lists, strict=True))
+    return naive_columns(Log(kinds, rows))
+
+
+@pytest.mark.parametrize(("block_bytes", "num_parts"), [(1 << 20, 1), (8000, 4)])
+def test_neighbouring_small_row_groups_make_one_part(
+    tmp_path: Path, block_bytes: int, num_parts: int
+) -> None:
+    wanted = small_groups(tmp_path / "log", 900, 3)
+    config = IngestConfig(schema=SMALL_GROUPS, block_bytes=ByteSize(block_bytes))
+    columns = ingest([tmp_path / "log"], config, tmp_path / "one", Resources(workers=1))
+    assert columns_in(columns) == wanted
+    sizes = [entry.num_samples for _, entry in columns.parts()]
+    assert all(size % 3 == 0 for size in sizes) and num_parts <= len(sizes) <= 3 * num_parts
+    again = ingest([tmp_path / "log"], config, tmp_path / "two", Resources(workers=2))
+    assert again.fingerprint == columns.fingerprint
+    num_bytes = sum(columns.facts_of(ColumnsFacts, entry).num_raw_bytes for _, entry in columns.parts())
+    assert num_bytes == (tmp_path / "log").stat().st_size
+
+
+def test_row_groups_that_arrow_cannot_join_stay_parts(tmp_path: Path) -> None:
+    wanted = small_groups(tmp_path / "log", 60, 20, is_numbered=True)
+    columns = ingest([tmp_path / "log"], IngestConfig(schema=SMALL_GROUPS), tmp_path / "out")
+    assert columns_in(columns) == wanted and len(list(columns.parts())) == 3
+
+
+def test_small_groups_beside_large_ones_are_read_once(tmp_path: Path) -> None:
+    schema = pa.schema([("n", pa.int64())])
+    sizes = [*[1] * 8, 400, *[0, 5] * 10, 50, *[2] * 20, 90, 1]
+    with pq.ParquetWriter(tmp_path / "log", schema) as writer:
+        for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+            writer.write_table(pa.table({"n": range(first, first + size)}, schema))
+    config = IngestConfig(schema="format = 'parquet'\n[sparse]\nn = 'integer'", block_bytes=ByteSize(800))
+    columns = ingest([tmp_path / "log"], config, tmp_path / "out", Resources(workers=2))
+    assert columns_in(columns)["n"] == list(range(sum(sizes)))
+    assert [entry.num_samples for _, entry in columns.parts()] == [*[1] * 8, *[100] * 5, 40, 90, 1]
+
+
+def test_a_run_whose_parts_another_version_cut_is_refused(tmp_path: Path) -> None:
+    small_groups(tmp_path / "log", 60, 3)
+    config = IngestConfig(schema=SMALL_GROUPS)
+    (part,) = open_log(inspect_logs([tmp_path / "log"])[0], 0, config).iterate({})
+    entry: Any = SimpleNamespace(path=part.name, read_facts=lambda kind: SimpleNamespace(num_lines=3))
+    parts = open_log(inspect_logs([tmp_path / "log"])[0], 0, config)
+    with pytest.raises(ManifestError, match=r"has other rows of .*log than this version") as caught:
+        list(parts.iterate({part.name: entry}))
+    assert caught.value.hint == "--redo ingest reads the log from its start"
 
 
 def test_texts_that_the_file_has_once_are_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
