@@ -25,8 +25,14 @@ TIME_UNITS = ("s", "ms", "us", "ns")
 """Units of times that are written as numbers since 1970-01-01."""
 TIME_CODES = "YymbBdHIpMSfzZaA%"
 """Codes of a time's format, those of Python's strptime. Names of months and days are English."""
+LABEL = "label"
+"""Column of columns/ and shards/ with the label that is trained on."""
 SAMPLE_TIME = "sample_time"
 """Column of columns/ with the time of each sample."""
+WEIGHT = "weight"
+"""Column of columns/ and shards/ with the weight of each sample."""
+GROUP = "group"
+"""Column of columns/ and shards/ with the group of each sample, a number."""
 DENSE_KINDS = ("integer", "float")
 """Kinds of dense values: an integer from -2**31 to 2**31 - 1, or a float64."""
 TRANSFORMS = ("log1p", "none")
@@ -35,6 +41,38 @@ Pairs = tuple[tuple[str, str], ...]
 """Names of features, in the schema's order, each with a text."""
 Settings = tuple[tuple[str, int], ...]
 """Names of features, ascending, each with a number."""
+
+
+def label_column(name: str) -> str:
+    """Return the column of columns/ and shards/ with another label, which the log calls ``name``."""
+    return f"{LABEL}_{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRule:
+    """A column of labels, and which of its values are a label of 1; see `Schema`."""
+
+    column: str
+    positive: tuple[str | int | float, ...] = ()
+    above: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleColumn:
+    """A column with one value for each sample that is no feature."""
+
+    name: str
+    """Name in columns/, and in shards/ but for the time."""
+    column: str
+    """Name in the log."""
+    kind: str
+    """LABEL, SAMPLE_TIME, WEIGHT or, of a group, one of KINDS."""
+    unit: str | None = None
+    """Unit of times that are numbers."""
+    may_lack: bool = False
+    """Whether a sample may have no value."""
+    positive: tuple[str | int | float, ...] = ()
+    above: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +137,44 @@ class Schema:
     time: tuple[str, str] | None = None
     """Column of the time of each sample, by which the log is ordered and divided into parts, and the unit of
     its numbers, or nothing."""
+    labels: tuple[LabelRule, ...] = ()
+    """Labels that a sample may lack, the one of ``label`` first; empty where there is one that all have."""
+    weight: str | None = None
+    """Column of the weight of each sample."""
+    group: tuple[str, str] | None = None
+    """Column of the group of each sample, and its kind, one of KINDS."""
 
     def columns(self, *, has_label: bool) -> tuple[str, ...]:
-        """Return the columns to read, named as in the log: label, time, dense, sparse; each once."""
-        label = (self.label,) if has_label and self.label is not None else ()
-        time = (self.time[0],) if self.time is not None else ()
+        """Return the columns to read, named as in the log: of samples, dense, sparse; each once."""
+        of_samples = [each.column for each in self.sample_columns(has_label=has_label)]
         columns = self.column_of
         # Several features may be made from one column.
-        return tuple(dict.fromkeys((*label, *time, *(columns[name] for name in self.dense + self.sparse))))
+        return tuple(dict.fromkeys((*of_samples, *(columns[name] for name in self.dense + self.sparse))))
+
+    def sample_columns(self, *, has_label: bool) -> list[SampleColumn]:
+        """Return the columns with one value for each sample that are no features, labels first."""
+        found = []
+        if has_label and self.label is not None:
+            rules = self.labels or (LabelRule(self.label, self.positive, self.above),)
+            found += [
+                SampleColumn(
+                    label_column(rule.column) if number else LABEL,
+                    rule.column,
+                    LABEL,
+                    may_lack=bool(self.labels),
+                    positive=rule.positive,
+                    above=rule.above,
+                )
+                for number, rule in enumerate(rules)
+            ]
+        if self.time is not None:
+            column, unit = self.time
+            found.append(SampleColumn(SAMPLE_TIME, column, SAMPLE_TIME, unit=unit or None))
+        if self.weight is not None:
+            found.append(SampleColumn(WEIGHT, self.weight, WEIGHT))
+        if self.group is not None:
+            found.append(SampleColumn(GROUP, *self.group, may_lack=True))
+        return found
 
     @property
     def column_of(self) -> dict[str, str]:
@@ -126,6 +194,17 @@ class Schema:
         return tuple(name for name in self.sparse if name not in lists)
 
     @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Columns of all labels, as the log names them."""
+        own = (self.label,) if self.label is not None else ()
+        return tuple(rule.column for rule in self.labels) or own
+
+    @property
+    def of_predicted(self) -> Schema:
+        """The schema of a log that is only predicted: what decides nothing about a sample is not read."""
+        return replace(self, time=None, weight=None, group=None)
+
+    @property
     def without_settings(self) -> Schema:
         """The schema without settings of later stages."""
         return replace(self, min_counts=(), embedding_dims=())
@@ -143,10 +222,7 @@ def check_name(name: str) -> None:
     """Raise ConfigError unless a name fits a file, a shard column and a tensor."""
     # A name becomes a column, a tensor and a file, so it must not be taken in any of them.
     if name in RESERVED:
-        raise ConfigError(
-            f"a feature cannot be called {name!r}: shards have a column of that name",
-            hint=f'rename it: under [sparse] or [dense], {name} = {{ kind = ..., name = "..." }}',
-        )
+        raise taken_name(name)
     if name.startswith(DENSE_PREFIX):
         raise ConfigError(
             f"a feature cannot be called {shown(name)}: weights of dense layers begin with {DENSE_PREFIX!r}",
@@ -169,6 +245,14 @@ def check_name(name: str) -> None:
             f"want 1 to {MAX_NAME_BYTES} bytes, no slash and no NUL",
             hint=_RENAME,
         )
+
+
+def taken_name(name: str) -> ConfigError:
+    """Return the error for a feature with the name of a column of samples."""
+    return ConfigError(
+        f"a feature cannot be called {name!r}: shards have a column of that name",
+        hint=f'rename it: under [sparse] or [dense], {name} = {{ kind = ..., name = "..." }}',
+    )
 
 
 def refuse_twice(names: Sequence[str], what: str = "column") -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,21 +20,30 @@ import xxhash
 
 from ..errors import ConfigError, first_line
 from .known_logs import KNOWN_LOGS, KnownLog
+from .sample_keys import (
+    TIME_FORMAT,
+    check_time_format,
+    is_name,
+    read_group,
+    read_labels,
+    read_time,
+    read_weight,
+)
 from .schema import (
     DENSE_KINDS,
     KINDS,
     SAMPLE_TIME,
-    TIME_CODES,
     TIME_KINDS,
     TIME_UNITS,
     TRANSFORMS,
-    Pairs,
+    LabelRule,
     Schema,
     check_name,
     find_columns,
     nearest,
     refuse_twice,
     shown,
+    taken_name,
     zone_named,
 )
 
@@ -173,24 +181,6 @@ def _check_time(column: str, found: Mapping[str, Any]) -> None:
         check_time_format(found["format"], kind, f"column {column!r}")
 
 
-_CODES_OF_DATE = (("Y", "y"), ("m", "b", "B"), ("d",))
-_CODES_OF_HOUR = (("H", "I"),)
-
-
-def check_time_format(format: str, kind: str, where: str) -> None:
-    """Raise ConfigError where a format has an unknown code, or lacks what a kind of time needs."""
-    codes = re.findall(r"%(.?)", format, re.DOTALL)
-    for code in codes:
-        if code not in TIME_CODES or not code:
-            known = " ".join(f"%{each}" for each in TIME_CODES)
-            raise ConfigError(f"{where}: format has an unknown code {shown('%' + code)}", hint=f"use {known}")
-    date = () if kind == "hour" and not {"Y", "y", "d"} & set(codes) else _CODES_OF_DATE
-    for wanted in (*date, *(_CODES_OF_HOUR if kind == "hour" else ())):
-        if not set(wanted) & set(codes):
-            names = " or ".join(f"%{each}" for each in wanted)
-            raise ConfigError(f"{where}: format {shown(format)} lacks {names}, which the kind {kind} needs")
-
-
 def _hint_for(kind: Any, kinds: Sequence[str]) -> str | None:
     if isinstance(kind, list) or (isinstance(kind, str) and kind.startswith("list")):
         return 'a list-valued column is written column = { kind = "text", list = true }'
@@ -234,7 +224,7 @@ _SPARSE_KEYS: dict[str, _Check] = {
     "embedding_dim": _whole_number(_MAX_EMBEDDING_DIM, f"a whole number from 1 to {_MAX_EMBEDDING_DIM}"),
     "name": _NAME,
     "unit": (lambda value: value in TIME_UNITS, f"one of {', '.join(TIME_UNITS)}"),
-    "format": (lambda value: isinstance(value, str) and bool(value), "codes such as %Y-%m-%d %H:%M:%S"),
+    "format": (is_name, TIME_FORMAT),
 }
 
 
@@ -249,7 +239,8 @@ _TEXT_KEYS: dict[str, _Check] = {
 }
 """Keys of the text of a CSV log."""
 _CSV_ONLY = ("header", "fields", *_TEXT_KEYS)
-_KEYS = ("format", *_CSV_ONLY, "missing", "label", "time", "zone", "dense", "sparse")
+_OF_SAMPLES = ("label", "labels", "time", "weight", "group")
+_KEYS = ("format", *_CSV_ONLY, "missing", *_OF_SAMPLES, "zone", "dense", "sparse")
 _FINGERPRINT = re.compile(r"toml:[0-9a-f]{32}")
 _Keys = dict[str, str | int]
 """Keys of one feature in a schema file."""
@@ -275,6 +266,9 @@ _LATER_KEYS = (
     "missing",
     "encoding",
     "zone",
+    "labels",
+    "weight",
+    "group",
 )
 """Left out of a fingerprint where they are not set, so that older schemas keep theirs."""
 _UNSET = {each.name: each.default for each in fields(Schema)}
@@ -382,45 +376,19 @@ def _schema(keys: dict[str, Any], formats: Sequence[str] = FORMATS) -> Schema:
             if key in keys:
                 raise ConfigError(f"{key} is for csv, and the format is {keys['format']}")
     # The columns, and that a log without a header line has each of them.
-    schema = _with_features(keys, _label(keys.get("label")), read_dense(keys), read_sparse(keys))
+    schema = _with_features(keys, read_labels(keys), read_dense(keys), read_sparse(keys))
+    _refuse_names_of_samples(schema)
     if schema.fields:
         find_columns(schema.columns(has_label=True), schema.fields, "fields")
     return schema
 
 
-_LABEL_FORMS = '"NAME", { column = "NAME", above = 3 } or { column = "NAME", positive = ["yes"] }'
-
-
-def _label(value: Any) -> dict[str, Any]:
-    """Return the fields of a schema that say what the label is."""
-    table = {"column": value} if isinstance(value, str) else {} if value is None else value
-    refused = ConfigError(f"label must be {_LABEL_FORMS}, got {shown(value)}")
-    if not isinstance(table, dict) or not table.keys() <= {"column", "above", "positive"}:
-        raise refused
-    if value is not None and not (isinstance(table.get("column"), str) and len(table) < 3):
-        raise refused
-    above, positive = table.get("above"), table.get("positive", [])
-    if "above" in table and not _is_number(above):
-        raise ConfigError(f"above of label must be a number, got {shown(above)}")
-    are_values = isinstance(positive, list) and all(
-        isinstance(each, str) or _is_number(each) for each in positive
-    )
-    if not are_values or (not positive and "positive" in table):
-        raise ConfigError(f"positive of label must be a list of texts and numbers, got {shown(positive)}")
-    return {
-        "label": table.get("column"),
-        "above": None if above is None else float(above),
-        "positive": tuple(each if isinstance(each, str) else _plain_number(each) for each in positive),
-    }
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int or (type(value) is float and math.isfinite(value))
-
-
-def _plain_number(value: int | float) -> int | float:
-    """Return a whole number as an integer, so that 1 and 1.0 are one setting."""
-    return int(value) if value == int(value) else value
+def _refuse_names_of_samples(schema: Schema) -> None:
+    """Raise ConfigError where a feature has the name of a column that samples have in shards."""
+    taken = {each.name for each in schema.sample_columns(has_label=True)}
+    for name in (*schema.dense, *schema.sparse):
+        if name in taken:
+            raise taken_name(name)
 
 
 def _with_features(
@@ -429,10 +397,11 @@ def _with_features(
     # Neither a column nor a feature's name may occur twice.
     # A sparse column may have several features, and counts once.
     columns = [*(entry.column for entry in dense), *dict.fromkeys(entry.column for entry in sparse)]
-    refuse_twice([*([label["label"]] if label["label"] is not None else []), *columns])
+    labels = [rule.column for rule in label["labels"]] or [label["label"]]
+    refuse_twice([*(name for name in labels if name is not None), *columns])
     refuse_twice([entry.name for entry in dense + sparse], "feature")
     lists = [entry for entry in sparse if entry.form]
-    time, time_format = _time(keys.get("time"))
+    time, time_format = read_time(keys)
     formats = [(entry.name, entry.format) for entry in sparse if entry.format is not None]
     min_counts = [(entry.name, entry.min_count) for entry in sparse if entry.min_count is not None]
     dims = [(entry.name, entry.embedding_dim) for entry in sparse if entry.embedding_dim is not None]
@@ -455,35 +424,13 @@ def _with_features(
         min_counts=tuple(sorted(min_counts)),
         embedding_dims=tuple(sorted(dims)),
         time=time,
+        weight=read_weight(keys),
+        group=read_group(keys, [(entry.column, entry.kind) for entry in sparse if not entry.form]),
         time_units=tuple((entry.name, entry.unit) for entry in sparse if entry.unit is not None),
         time_formats=(*time_format, *formats),
         zone=_zone(keys.get("zone", "")),
         **label,
     )
-
-
-def _time(value: Any) -> tuple[tuple[str, str] | None, Pairs]:
-    """The column of times and the unit of its numbers, and how they are written: ``"ts"``, or a table."""
-    if value is None:
-        return None, ()
-    # Both forms are checked as a table from here on.
-    table = {"column": value} if isinstance(value, str) else value
-    is_right = isinstance(table, dict) and {"column"} <= table.keys() <= {"column", "unit", "format"}
-    if not is_right or len(table) > 2 or not isinstance(table["column"], str) or not table["column"]:
-        raise ConfigError(
-            'time must be the name of a column, or { column = "NAME", unit = "s" }, '
-            f'or {{ column = "NAME", format = "%Y/%m/%d" }}, got {shown(value)}'
-        )
-    if "format" in table:
-        fits, wanted = _SPARSE_KEYS["format"]
-        if not fits(table["format"]):
-            raise ConfigError(f"format of time must be {wanted}, got {shown(table['format'])}")
-        check_time_format(table["format"], "time", "time")
-        return (table["column"], ""), ((SAMPLE_TIME, table["format"]),)
-    unit = table.get("unit", "")
-    if "unit" in table and unit not in TIME_UNITS:
-        raise ConfigError(f"unit of time must be one of {', '.join(TIME_UNITS)}, got {shown(unit)}")
-    return (table["column"], unit), ()
 
 
 def _zone(value: Any) -> str:
@@ -564,13 +511,7 @@ def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
         lines.append(_list("missing", schema.missing))
     if schema.fields:
         lines.append(_list("fields", schema.fields))
-    if schema.label is not None:
-        keys: dict[str, Any] = {"above": schema.above} if schema.above is not None else {}
-        lines.append(f"label = {_table('column', schema.label, keys | _if_any(positive=schema.positive))}")
-    if schema.time is not None:
-        column, unit = schema.time
-        format = dict(schema.time_formats).get(SAMPLE_TIME, "")
-        lines.append(f"time = {_table('column', column, _if_any(unit=unit, format=format))}")
+    lines += _lines_of_samples(schema)
     if schema.zone:
         lines.append(f"zone = {_quoted(schema.zone)}")
     # Dense columns are a plain list as long as none of them has a setting.
@@ -589,6 +530,28 @@ def _lines_of_text(schema: Schema) -> Iterator[str]:
         value = getattr(schema, key)
         if key != "separator" and value != _UNSET[key]:
             yield f"{key} = {_value(_NO_QUOTE if value is None else value)}"
+
+
+def _lines_of_samples(schema: Schema) -> Iterator[str]:
+    """Yield the keys of columns that are no features."""
+    if schema.labels:
+        yield f"labels = [{', '.join(map(_label, schema.labels))}]"
+    elif schema.label is not None:
+        yield f"label = {_label(LabelRule(schema.label, schema.positive, schema.above))}"
+    if schema.time is not None:
+        column, unit = schema.time
+        format = dict(schema.time_formats).get(SAMPLE_TIME, "")
+        yield f"time = {_table('column', column, _if_any(unit=unit, format=format))}"
+    if schema.weight is not None:
+        yield f"weight = {_quoted(schema.weight)}"
+    if schema.group is not None:
+        column, kind = schema.group
+        yield f"group = {_table('column', column, {'kind': kind})}"
+
+
+def _label(rule: LabelRule) -> str:
+    above: dict[str, Any] = {"above": rule.above} if rule.above is not None else {}
+    return _table("column", rule.column, above | _if_any(positive=rule.positive))
 
 
 def _keys_of_dense(schema: Schema) -> dict[str, _Keys]:

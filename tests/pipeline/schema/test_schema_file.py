@@ -226,7 +226,7 @@ MISTAKES = {
     GOOD + '\na = "hex8"': "is not TOML: Cannot overwrite a value",
     '[sparse]\na = "text"': "format must be one of csv, parquet, arrow, orc, json, got None",
     GOOD.replace("csv", "tsv"): "format must be one of csv, parquet, arrow, orc, json, got 'tsv'",
-    GOOD.replace("[", 'labels = "b"\n['): "unknown key 'labels' (did you mean 'label'?)",
+    GOOD.replace("[", 'lable = "b"\n['): "unknown key 'lable' (did you mean 'label'?)",
     GOOD.replace("[", "label = 3\n["): 'label must be "NAME", { column = "NAME", above = 3 } or',
     GOOD.replace("[", "label = { above = 3 }\n["): "label must be",
     GOOD.replace("[", 'label = { column = "b", above = 3, positive = [1] }\n['): "label must be",
