@@ -50,7 +50,7 @@ from .raw.part import Part
 from .raw.raw_file import RawFile
 from .runtime.memory import FIXED_BYTES, default_memory_bytes
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers
-from .schema.schema import numbers_of
+from .schema.schema import LABEL, SAMPLE_TIME, numbers_of
 from .schema.schema_file import schema_of
 from .stages.count import evaluation_bounds, grown_counts, spans_of
 from .stages.ingest import IngestConfig, continued_log, hint_for, open_log
@@ -332,7 +332,8 @@ def estimate_stages(sample: LogSample, config: PreprocessConfig, *, workers: int
     """Estimate bytes, seconds and memory of every stage; ``config``: resolved settings."""
     schema = schema_of(config.ingest.schema)
     samples = sum(sample.samples)
-    has_label = config.ingest.label and schema.label is not None
+    of_samples = [each.name for each in schema.sample_columns(has_label=config.ingest.label)]
+    packed = tuple(name for name in of_samples if name not in (LABEL, SAMPLE_TIME))
     samples_of_files = [int(number) for number in sample.samples]
     num_train, _ = evaluation_bounds(config.count, samples_of_files)
     spans = spans_of(num_train, config.count.count_last, samples_of_files) if num_train > 0 else []
@@ -348,8 +349,9 @@ def estimate_stages(sample: LogSample, config: PreprocessConfig, *, workers: int
     num_parts = sum(max(1.0, size / config.ingest.block_bytes) for size in sample.text_bytes)
     width = {name: feature.category_bytes + 8 for name, feature in sample.features.items()}
     row_bytes = 8.1 + (16 if rank.rank_by == "sampled" else 0)
-    shard_bytes = 4 * (has_label + len(schema.dense) + num_ids + len(schema.lists)) + 0.2
-    words = RowLayout(len(schema.dense), len(schema.lists), len(schema.one_hot)).width
+    words = RowLayout(len(schema.dense), len(schema.lists), len(schema.one_hot), packed).width
+    # Words of a row but for the tag, which is a byte of few samples, and the label where there is none.
+    shard_bytes = 4 * (words - 2 + (LABEL in of_samples) + sample.list_lookups) + 0.2
     num_files = samples * shard_bytes / max(1, 4 * words * samples_per_file(config.pack, words))
     folders = {
         "ingest": samples * sample.column_bytes + num_parts * _PART_OVERHEAD,

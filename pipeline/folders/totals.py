@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Self, TypeVar
 
 from ...stats.ranking.row_bytes import OPTIMIZERS
+from ..schema.schema import GROUP, WEIGHT, label_column
 from .manifest import JsonRecord, Manifest, RecordError, require_range, stored_as
 
 MOST_ROWS = 2**31 - 1
@@ -175,7 +176,24 @@ class TrainingLog(RawLog):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ColumnsTotals(StageTotals):
+class SampleTotals(StageTotals):
+    """Totals that say which columns samples have besides features and the label that is trained on."""
+
+    labels: tuple[str, ...] = ()
+    """Labels that a sample may lack, named as in the log, the one that is trained on first; empty where there
+    is one that all samples have."""
+    has_weight: bool = False
+    has_group: bool = False
+
+    @property
+    def sample_columns(self) -> tuple[str, ...]:
+        """Names of these columns."""
+        labels = [label_column(name) for name in self.labels[1:]]
+        return (*labels, *([WEIGHT] if self.has_weight else []), *([GROUP] if self.has_group else []))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnsTotals(SampleTotals):
     """The totals of columns/."""
 
     num_samples: int = stored_as("samples")
@@ -378,7 +396,7 @@ class KindCounts(JsonRecord):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardsTotals(StageTotals):
+class ShardsTotals(SampleTotals):
     """The totals of shards/: all that a trainer needs to know of the data."""
 
     tables: tuple[PlannedTable, ...]
@@ -397,6 +415,8 @@ class ShardsTotals(StageTotals):
     """Evaluation samples of the validation part: the first ones. The others are the test part."""
     samples: KindCounts
     batches: KindCounts
+    num_unlabeled: int = 0
+    """Samples without the label that is trained on."""
 
     def check_values(self, where: str) -> None:
         require_range(f"{where}num_valid_samples", self.num_valid_samples, 0, self.samples.evaluation)
@@ -586,6 +606,8 @@ class ShardFacts(JsonRecord):
     """Numbers of the hot-only batches in a mixed file whose samples were not regrouped; None elsewhere."""
     lookups: dict[str, int] = field(default_factory=dict)
     """Lookups of each multi-hot table."""
+    num_unlabeled: int = 0
+    """Samples without the label that is trained on."""
 
     def check_values(self, where: str) -> None:
         require_range(f"{where}batches", self.num_batches, 0)

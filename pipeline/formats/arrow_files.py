@@ -29,6 +29,7 @@ from ...stats.kernel import read_only
 from ..errors import HotsetError, ManifestError, first_line, hint_to_rewrite, raise_system_fault
 from ..folders.manifest import FileEntry, HashedFile, Manifest
 from ..folders.totals import ColumnsTotals, SamplesTotals, VocabularyTotals, multi_hot, one_hot
+from ..schema.schema import GROUP, LABEL, WEIGHT
 
 _library = ctypes.CDLL(None, use_errno=True)
 _library.mmap.restype = ctypes.c_void_p
@@ -104,9 +105,11 @@ _FLOAT = (pa.float64(),)
 _LIST = (pa.list_(pa.uint64()),)
 _MOST_LOOKUPS = 2.0**60
 """Lookups of a table: sums of more could leave 64 bits."""
-_MAY_LACK = (_CATEGORY, _DENSE, _FLOAT)
+_LABEL = (pa.uint8(),)
+_LABEL_OR_NOTHING = (pa.uint8(), None)
+_MAY_LACK = (_CATEGORY, _DENSE, _FLOAT, _LABEL_OR_NOTHING)
 ColumnTypes = dict[str, tuple[Any, ...]]
-"""The types that each column of a file may have, by its name."""
+"""The types that each column of a file may have, by its name; None where it may lack values, too."""
 COUNT_COLUMNS: ColumnTypes = {"category": _CATEGORY, "count": (pa.int64(),)}
 VOCABULARY_COLUMNS: ColumnTypes = COUNT_COLUMNS | {"place": (pa.int64(),)}
 SAMPLED_COLUMNS: ColumnTypes = {"sampled": (pa.int64(),), "appearance": (pa.int64(),)}
@@ -219,10 +222,13 @@ def columns_of(manifest: Manifest) -> ColumnTypes:
     match manifest.stage:
         case "ingest":
             log = ColumnsTotals.of(manifest)
-            label = {"label": (pa.uint8(),)} if log.has_label else {}
+            label = _LABEL_OR_NOTHING if log.labels else _LABEL
+            kinds = {WEIGHT: (pa.float32(),), GROUP: _CATEGORY}
+            names = [*([LABEL] if log.has_label else []), *log.sample_columns]
+            of_samples = {name: kinds.get(name, label) for name in names}
             dense = dict.fromkeys(log.dense, _DENSE) | dict.fromkeys(log.floats, _FLOAT)
             sparse = dict.fromkeys(log.sparse, _CATEGORY) | dict.fromkeys(log.lists, _LIST)
-            return label | dense | sparse
+            return of_samples | dense | sparse
         case "count":
             return COUNT_COLUMNS
         case "rank" | "adopt":
@@ -248,7 +254,8 @@ def _check_columns(batch: Any, wanted: ColumnTypes) -> None:
             raise ValueError(f"it has {found[name]} columns {name!r}, want 1")
         column = batch.column(name)
         if column.type not in kinds:
-            raise TypeError(f"column {name!r} is {column.type}, want {' or '.join(map(str, kinds))}")
+            wanted_types = " or ".join(str(kind) for kind in kinds if kind is not None)
+            raise TypeError(f"column {name!r} is {column.type}, want {wanted_types}")
         num_missing = column.null_count
         # A list is checked by its offsets, a fixed-size list by the values inside.
         if pa.types.is_list(column.type):

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from ..schema.schema import SAMPLE_TIME, TIME_KINDS
+from ..schema.schema import LABEL, SAMPLE_TIME, TIME_KINDS, WEIGHT
 from .text_fields import BAD, GOOD, HARD, MISSING, join_spans, parse_decimals, parse_hex8, parse_integers
 from .text_lists import ListSpans, Spans, elements_of
 from .times import (
@@ -89,14 +89,14 @@ def hash_text(
 
 
 LIMITS = {
-    "label": (0, 1),
+    LABEL: (0, 1),
     "dense": (2**31, 2**31 - 1),
     "integer": (2**63, 2**63 - 1),
     "unsigned": (0, 2**64 - 1),
 }
 """Range of each kind of value: how far below and above 0."""
-FLOATS = ("float", "float32")
-"""Kinds of dense columns with float64 values; those of the second must fit in a float32."""
+FLOATS = ("float", "float32", WEIGHT)
+"""Kinds of columns with float64 values; those of the others than the first must fit in a float32."""
 _OTHER_KINDS = {
     "integer": ("unsigned", "float", "text"),
     "unsigned": ("integer", "float", "text"),
@@ -422,8 +422,8 @@ def _refuse_infinite(
     values: NDArray[np.float64], states: NDArray[np.uint8], kind: str
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     with np.errstate(over="ignore"):
-        rounded = values.astype(np.float32) if kind == "float32" else values
-    is_bad = (states == GOOD) & ~np.isfinite(rounded)
+        rounded = values if kind == "float" else values.astype(np.float32)
+    is_bad = (states == GOOD) & ~(np.isfinite(rounded) & ((rounded >= 0) | (kind != WEIGHT)))
     states[is_bad] = BAD
     values[is_bad] = 0
     return values, states

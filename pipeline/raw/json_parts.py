@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import MIB
-from ..schema.schema import Schema
+from ..schema.schema import LABEL, WEIGHT, Schema
 from .column_values import FLOATS, is_list
 from .part import MAX_LINE_BYTES, iterate_blocks
 from .raw_file import RawFile
@@ -154,7 +154,8 @@ _TYPES = {
     "unsigned": pa.uint64(),
     "float": pa.float64(),
     "float32": pa.float64(),
-    "label": pa.int64(),
+    LABEL: pa.int64(),
+    WEIGHT: pa.float64(),
     "dense": pa.int64(),
     "unit": pa.int64(),
 }

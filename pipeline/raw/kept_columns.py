@@ -49,7 +49,7 @@ def kept_columns(
     has_names = schema.format == "csv" and not schema.fields
     fields = header_of(file, schema) if has_names else list(schema.fields or schema.columns(has_label=True))
     if not has_label and not has_names:
-        fields = [name for name in fields if name != schema.label]
+        fields = [name for name in fields if name not in schema.label_columns]
     positions = np.full(len(fields), -1, np.int64)
     positions[find_fields(names, fields, file)] = np.arange(len(names))
     separator = schema.separator if schema.format == "csv" else "\t"

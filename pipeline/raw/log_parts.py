@@ -216,10 +216,10 @@ class _CsvParts(_CriteoParts):
 
     def _find_fields(self) -> NDArray[np.int64]:
         """Return for each field of a line its position among the columns that are read, or -1."""
-        # A log without labels lacks the label's field, though the schema lists it, and so are partitions.
+        # A log without labels lacks their fields, though the schema lists them, and so are partitions.
         partitions = self.file.partitions
-        fields = [name for name in self.schema.fields if self.has_label or name != self.schema.label]
-        fields = [name for name in fields if name not in partitions]
+        labels = () if self.has_label else self.schema.label_columns
+        fields = [name for name in self.schema.fields if name not in (*labels, *partitions)]
         if not fields:
             fields = header_of(self.file, self.schema)
         wanted = self.schema.columns(has_label=self.has_label)

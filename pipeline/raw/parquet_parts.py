@@ -43,8 +43,7 @@ class TableParts:
     is_hashed_whole = False
 
     def __init__(self, table: Any, schema: Schema, *, rows_of_part: int) -> None:
-        # Only the parts of a log need the times of rows.
-        self.schema = replace(schema, format="parquet", fields=(), time=None)
+        self.schema = replace(schema.of_predicted, format="parquet", fields=())
         names = self.schema.columns(has_label=False)
         try:
             find_columns(names, table.schema.names, "the table")

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, InputError
-from ..schema.schema import SAMPLE_TIME, TIME_KINDS, Schema, find_columns
+from ..schema.schema import GROUP, LABEL, SAMPLE_TIME, TIME_KINDS, WEIGHT, SampleColumn, Schema, find_columns
 from .column_values import (
     FLOATS,
     PLAIN,
@@ -39,23 +39,23 @@ NO_CONSTANTS: Mapping[str, str] = {}
 _SHOWN_BYTES = 40
 _BOM = b"\xef\xbb\xbf"
 _WANTED = {
-    "label": "0 or 1",
-    "dense": "an integer from -2147483648 to 2147483647, or nothing",
-    "float": "a finite number, or nothing",
-    "float32": "a number that a float32 can hold, or nothing",
-    "integer": "an integer from -2**63 to 2**63 - 1, or nothing",
-    "unsigned": "an integer from 0 to 2**64 - 1, or nothing",
-    "text": "text, or nothing",
-    "hex8": "8 hex digits, or nothing",
+    LABEL: "0 or 1",
+    WEIGHT: "a number that is 0 or more and that a float32 can hold",
+    "dense": "an integer from -2147483648 to 2147483647",
+    "float": "a finite number",
+    "float32": "a number that a float32 can hold",
+    "integer": "an integer from -2**63 to 2**63 - 1",
+    "unsigned": "an integer from 0 to 2**64 - 1",
+    "text": "text",
+    "hex8": "8 hex digits",
 }
 _TIME = "a time such as 2026-01-31 23:59:59"
 MISSING_WORDS = (b"null", b"nan", b"none", b"nil", b"na", b"n/a", b"\\n", b"-", b"?", b".")
 """Words of other programs for a missing value, in small letters."""
-_NEEDED = {"label": "missing_label", SAMPLE_TIME: "missing_time"}
-"""Reason for a missing value of each kind that a row must have."""
 _REASONS = {
     SAMPLE_TIME: "bad_time",
-    "label": "bad_label",
+    LABEL: "bad_label",
+    WEIGHT: "bad_weight",
     "dense": "bad_integer",
     "float": "bad_float",
     "float32": "bad_float",
@@ -70,10 +70,13 @@ class _Column:
     column: str
     """Name of the column in the log."""
     kind: str
-    """label, dense, float, float32 (a float that is not transformed), or one of KINDS or TIME_KINDS."""
+    """label, sample_time, weight, dense, float, float32 (a float that is not transformed), or one of KINDS or
+    TIME_KINDS."""
     form: Form = PLAIN
     list_form: ListForm | None = None
     """How lists are written in text; None for a single value."""
+    may_lack: bool = True
+    """Whether a row may have no value."""
 
     @property
     def wanted(self) -> str:
@@ -81,37 +84,47 @@ class _Column:
         if self.kind in (*TIME_KINDS, SAMPLE_TIME):
             unit, format = self.form.unit, self.form.format
             wanted = f"a number ({unit} since 1970)" if unit else f"a time as {format}" if format else _TIME
-            return f"{wanted}, 1970 or later" if self.kind == SAMPLE_TIME else f"{wanted}, or nothing"
-        if self.kind == "label" and self.form.above is not None:
-            return "a number"
-        return _WANTED[self.kind]
+            wanted += ", 1970 or later" if self.kind == SAMPLE_TIME else ""
+        else:
+            wanted = "a number" if self.form.above is not None else _WANTED[self.kind]
+        return f"{wanted}, or nothing" if self.may_lack else wanted
+
+    @property
+    def missing_reason(self) -> str:
+        """Reason for a row that lacks a value it must have."""
+        return _REASONS[self.kind].replace("bad", "missing")
 
 
 def columns_of(schema: Schema, has_label: bool) -> list[_Column]:
-    """Return what is read from a log, in the order of a row: the label, the time, the features."""
-    label = ["label"] if has_label else []
-    kinds = schema.kind_of | dict.fromkeys(schema.dense, "dense") | dict.fromkeys(label, "label")
+    """Return what is read from a log, in the order of a row: columns of samples, then features."""
+    kinds = schema.kind_of | dict.fromkeys(schema.dense, "dense")
     kinds |= {name: "float32" if name in schema.untransformed else "float" for name in schema.floats}
     formats = dict(schema.time_formats)
     units = dict(schema.time_units)
-    columns = schema.column_of | {"label": schema.label or ""}
-    time = []
-    if schema.time is not None:
-        column, unit = schema.time
-        form = Form(unit or None, formats.get(SAMPLE_TIME), missing=schema.missing)
-        time.append(_Column(SAMPLE_TIME, column, SAMPLE_TIME, form))
+    columns = schema.column_of
     any_form = Form(zone=schema.zone, missing=schema.missing)
-    forms = {
-        name: replace(any_form, unit=units.get(name), format=formats.get(name))
-        for name in (*schema.dense, *schema.sparse)
-    }
-    forms["label"] = Form(positive=schema.positive, above=schema.above)
     lists = _list_forms(schema)
-    features = [
-        _Column(name, columns[name], kinds[name], forms[name], lists.get(name))
-        for name in (*label, *schema.dense, *schema.sparse)
+    return [
+        *(_column_of_samples(each, schema) for each in schema.sample_columns(has_label=has_label)),
+        *(
+            _Column(
+                name,
+                columns[name],
+                kinds[name],
+                replace(any_form, unit=units.get(name), format=formats.get(name)),
+                lists.get(name),
+            )
+            for name in (*schema.dense, *schema.sparse)
+        ),
     ]
-    return [*features[: len(label)], *time, *features[len(label) :]]
+
+
+def _column_of_samples(found: SampleColumn, schema: Schema) -> _Column:
+    # A label that no sample may lack is what it is, whatever stands for a missing value elsewhere.
+    missing = schema.missing if found.may_lack or found.kind != LABEL else ()
+    format = dict(schema.time_formats).get(found.name)
+    form = Form(found.unit, format, "", found.positive, found.above, missing)
+    return _Column(found.name, found.column, found.kind, form, may_lack=found.may_lack)
 
 
 def _list_forms(schema: Schema) -> dict[str, ListForm]:
@@ -313,8 +326,8 @@ def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> P
     blame = np.full(is_ragged.shape[0], -1, np.int64)
     for number, ((column, _), values) in enumerate(zip(columns, read, strict=True)):
         refused = {BAD: _REASONS.get(column.kind, "bad_category")}
-        if column.kind in _NEEDED:
-            refused[MISSING] = _NEEDED[column.kind]
+        if not column.may_lack:
+            refused[MISSING] = column.missing_reason
         for state, reason in refused.items():
             is_new = values.is_row(state) & ~is_bad
             bad[reason] += int(np.count_nonzero(is_new))
@@ -331,7 +344,9 @@ def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> P
     keep = None if fault is None else ~is_bad
     pairs = [(column, values) for (column, _), values in zip(columns, read, strict=True)]
     arrays = {column.name: _array(column, values, keep) for column, values in pairs}
-    texts = {column.name: values.texts for column, values in pairs if values.texts is not None}
+    # Texts of features alone are kept to be shown.
+    shown = [(column.name, values.texts) for column, values in pairs if column.name != GROUP]
+    texts = {name: found for name, found in shown if found is not None}
     times = next((values for column, values in pairs if column.kind == SAMPLE_TIME), None)
     disorder = None if times is None else _disorder(times.values.view(np.int64), ~is_bad)
     return Part(arrays, int(np.count_nonzero(~is_bad)), +bad, fault, disorder=disorder, texts=texts)
@@ -349,7 +364,8 @@ def _disorder(seconds: NDArray[np.int64], is_good: NDArray[np.bool_]) -> Fault |
 
 
 def _array(column: _Column, values: Values, keep: NDArray[np.bool_] | None) -> Any:
-    types = {"label": np.uint8, "dense": np.int32, SAMPLE_TIME: np.int64} | dict.fromkeys(FLOATS, np.float64)
+    types: dict[str, Any] = dict.fromkeys(FLOATS, np.float64)
+    types |= {LABEL: np.uint8, SAMPLE_TIME: np.int64, WEIGHT: np.float32, "dense": np.int32}
     values = values if keep is None else values.rows(keep)
     is_missing = values.states == MISSING
     typed = values.values.astype(types.get(column.kind, np.uint64))  # categories of any kind have one type
@@ -385,7 +401,7 @@ def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
     reason = _REASONS.get(column.kind, "bad_category")
     remedy = None
     if is_missing:
-        reason = _NEEDED[column.kind]  # in any other column a missing value is good
+        reason = column.missing_reason  # where a row may lack a value, a missing one is good
         shown = "nothing"
     else:
         remedy = _remedy(column, cells, position)
@@ -394,25 +410,25 @@ def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
 
 def _remedy(column: _Column, cells: Any, position: int) -> str | None:
     """Return what would make a bad value good, as a hint's beginning, or None."""
-    if column.kind == "label":
-        forms = f'{{ column = "{column.column}", positive = ["yes"] }}, or above = 3 in place of positive'
-        remedy = f"if all labels are of this form, say in the schema which ones are 1: label = {forms}"
-        return remedy if column.form == PLAIN else None
     one = slice(position, position + 1)
     value = Spans(cells.text, cells.starts[one], cells.stops[one]) if isinstance(cells, Spans) else cells[one]
     if isinstance(value, Spans):
         word = bytes(value.text[value.starts[0] : value.stops[0]])
-        if word.lower() in MISSING_WORDS:
+        if column.may_lack and word.lower() in MISSING_WORDS:
             return f"if {word.decode()} stands for a missing value, write nothing in its place"
         if column.kind in (*TIME_KINDS, SAMPLE_TIME) and any(byte in b"0123456789" for byte in word):
             return (
                 f"if it is a time, say in the schema how those of column {column.column!r} are written: "
                 'format = "%d/%b/%Y:%H:%M:%S %z", or unit = "s" for numbers'
             )
-    if column.kind == SAMPLE_TIME:
+    if column.kind == LABEL and column.form.above is None and not column.form.positive:
+        forms = f'{{ column = "{column.column}", positive = ["yes"] }}, or above = 3 in place of positive'
+        key = "among labels, " if column.may_lack else "label = "
+        return f"if all labels are of this form, say in the schema which ones are 1: {key}{forms}"
+    if column.kind == LABEL or not column.may_lack:
         return None
     other = other_kind(value, column.kind, is_element=column.list_form is not None)
-    if other is None:
+    if other is None or (other == "float" and column.name == GROUP):
         return None
     if (column.kind, other) == ("float32", "float"):
         return f'if the value is right, take transform = "none" of column {column.column!r} from the schema'

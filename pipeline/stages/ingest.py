@@ -71,7 +71,8 @@ _SAMPLES_MARGIN = 9 / 8
 
 def part_bytes(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool) -> int:
     """Return the estimated anonymous memory of one worker that parses blocks of ``file`` (bytes)."""
-    num_columns = len(schema.dense) + len(schema.sparse) + (has_label and schema.label is not None)
+    of_samples = schema.sample_columns(has_label=has_label)
+    num_columns = len(schema.dense) + len(schema.sparse) + len(of_samples)
     form = _form_of(file, schema)
     if form in COLUMNAR:
         return int(block_bytes / _STORED_VALUE_BYTES * _PARQUET_VALUE_BYTES)
@@ -214,9 +215,10 @@ def ingest(
 
     Reads:   Criteo's lines of ``label, integers, categories`` or CSV, plain, gzip or zstd; Parquet;
              several files in order
-    Writes:  ``file{f}-block{b}.arrow``, of Parquet ``file{f}-row{first}.arrow``: label uint8, dense int32
-             or float64, sparse uint32 (Criteo), uint64 or list<uint64>, null where missing (in a list, its
-             elements: a missing list has one); ``*.texts.arrow`` next to them, see `columns`
+    Writes:  ``file{f}-block{b}.arrow``, of Parquet ``file{f}-row{first}.arrow``: label uint8, weight float32,
+             group uint64, dense int32 or float64, sparse uint32 (Criteo), uint64 or list<uint64>, null where
+             missing (in a list, its elements: a missing list has one); ``*.texts.arrow`` next to them, see
+             `columns`
 
     With ``extend``, columns of the first of these files are continued; only the files after them are parsed.
     Logs that an earlier run has read are hashed again, unless ``trust_names``; see `same_log`.
@@ -487,4 +489,7 @@ def _totals(
         floats=tuple(schema.floats),
         untransformed=tuple(schema.untransformed),
         schema=None if schema.format == "criteo" else write_schema(schema.without_settings),
+        labels=schema.label_columns if config.label and schema.labels else (),
+        has_weight=schema.weight is not None,
+        has_group=schema.group is not None,
     )

@@ -28,9 +28,11 @@ from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.totals import KindCounts, PlanSettings, PlanTotals, ShardFacts, ShardKind, ShardsTotals
 from ..formats.arrow_files import as_fixed_lists, as_lists, open_writer
+from ..formats.sample_columns import column_of, type_of
 from ..runtime.memory import check_cap, groups_within, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, release_pages, run_tasks, thread_buffer
 from .shuffle import (
+    LABEL,
     TAG,
     Buffers,
     PackInputs,
@@ -61,10 +63,12 @@ class ShardBatches:
     @cached_property
     def schema(self) -> Any:
         """Columns of the file."""
+        layout = self.inputs.layout
         # The order of columns is part of the format; `batch` appends its arrays in the same order.
         fields = [pa.field("label", pa.float32())] if self.inputs.log.has_label else []
+        fields += [pa.field(name, type_of(name)) for name in layout.sample_columns]
         fields.append(pa.field("dense", pa.list_(pa.float32(), len(self.inputs.log.dense))))
-        fields.append(pa.field("ids", pa.list_(pa.int32(), self.inputs.layout.num_one_hot)))
+        fields.append(pa.field("ids", pa.list_(pa.int32(), layout.num_one_hot)))
         fields += [pa.field(name, pa.list_(pa.int32())) for name in self.inputs.lists]
         return pa.schema(fields + ([pa.field("is_hot", pa.uint8())] if self.is_tagged else []))
 
@@ -73,14 +77,16 @@ class ShardBatches:
         num_samples = order.shape[0]
         layout = self.inputs.layout
         label, is_hot = (thread_buffer(name, (num_samples,), np.int32) for name in ("label", "is_hot"))
-        # Lengths of bags follow the dense values in a row, and the kernel copies them as if they were such.
-        dense = thread_buffer("dense", (num_samples, layout.num_dense + layout.num_lists), np.int32)
+        # What follows the dense values in a row, up to the ids, is copied as if it were such.
+        dense = thread_buffer("dense", (num_samples, layout.ids.start - layout.dense.start), np.int32)
         ids = thread_buffer("ids", (num_samples, layout.num_one_hot), np.int32)
         gather_rows(self.rows, order, label, dense, ids, is_hot)
         # Words are reinterpreted, not converted: floats travelled through the shuffle by their bits.
-        columns = [pa.array(label.view(np.float32))] if self.inputs.log.has_label else []
+        columns = [column_of("label", label[:, None])] if self.inputs.log.has_label else []
+        for name, words in layout.of_samples.items():
+            columns.append(column_of(name, dense[:, _from(layout.dense, words)]))
         columns += [as_fixed_lists(dense[:, : layout.num_dense].view(np.float32)), as_fixed_lists(ids)]
-        columns += self._bags(order, dense[:, layout.num_dense :])
+        columns += self._bags(order, dense[:, _from(layout.dense, layout.lengths)])
         if self.is_tagged:
             columns.append(pa.array(is_hot.astype(np.uint8)))
         return pa.record_batch(columns, schema=self.schema)
@@ -100,6 +106,11 @@ class ShardBatches:
             starts = starts + of_table  # the bag of the next table follows
             arrays.append(as_lists(offsets, found))
         return arrays
+
+
+def _from(first: slice, words: slice) -> slice:
+    """Return ``words`` counted from the beginning of ``first``."""
+    return slice(words.start - first.start, words.stop - first.start)
 
 
 VERSION = 1
@@ -144,7 +155,8 @@ def pack(
     Reads:   ``*.arrow`` of columns (label, I*), samples (ids) and plan (is_hot)
     Writes:  ``{kind}-{number}.arrow``, a record batch for each training batch: label float32,
              dense fixed-size list<float32>[K], ids fixed-size list<int32>[one-hot features], a list<int32>
-             for each multi-hot feature, called like it; is_hot uint8 in evaluation
+             for each multi-hot feature, called like it; other labels and weight float32, group uint64;
+             is_hot uint8 in evaluation
     """
     if not is_sealed(out):
         check_pack(config, columns, samples, plan, resources)
@@ -263,6 +275,7 @@ def _write_file(
         num_batches=len(batches),
         hot_only_batches=hot_only,
         lookups=_lookups_of(rows, inputs),
+        num_unlabeled=_num_unlabeled(rows, inputs),
     )
     batch_builder = ShardBatches(
         inputs, rows, buffers.bag_starts[start:stop], buffers.bags, file.kind == EVALUATION
@@ -283,12 +296,18 @@ def _lookups_of(rows: NDArray[np.int32], inputs: PackInputs) -> dict[str, int]:
     return dict(zip(inputs.lists, lengths.tolist(), strict=True))
 
 
+def _num_unlabeled(rows: NDArray[np.int32], inputs: PackInputs) -> int:
+    """Count the rows without the label that is trained on."""
+    return int(np.isnan(rows[:, LABEL].view(np.float32)).sum()) if inputs.log.labels else 0
+
+
 def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTotals:
     """Return what a trainer needs, so that it needs no other folder."""
     plan = PlanTotals.of(inputs.plan)
     settings = PlanSettings.of(inputs.plan)
     samples: Counter[str] = Counter()
     batches: Counter[str] = Counter()
+    num_unlabeled = 0
     # Mixed files of the original order hold batches that are hot-only by chance: those count as such.
     for entry in output.finished.values():
         facts = entry.read_facts(ShardFacts)
@@ -296,6 +315,7 @@ def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTot
         samples[facts.kind] += entry.num_samples
         batches[facts.kind] += facts.num_batches - num_hot_only
         batches["hot_only"] += num_hot_only
+        num_unlabeled += facts.num_unlabeled
     return ShardsTotals(
         tables=plan.tables,
         row_bytes=plan.row_bytes,
@@ -309,4 +329,8 @@ def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTot
         num_valid_samples=plan.num_valid_samples,
         samples=KindCounts(**{kind: samples[kind] for kind in KINDS.values()}),
         batches=KindCounts(**{kind: batches[kind] for kind in KINDS.values()}),
+        labels=inputs.log.labels,
+        has_weight=inputs.log.has_weight,
+        has_group=inputs.log.has_group,
+        num_unlabeled=num_unlabeled,
     )

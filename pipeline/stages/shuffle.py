@@ -41,6 +41,7 @@ from ..folders.totals import ColumnsTotals, PlannedTable, PlanTotals, SamplesTot
 from ..formats.arrow_files import OpenedParts, values_of
 from ..formats.columns import transform_columns
 from ..formats.ids import PartIds
+from ..formats.sample_columns import num_words, write_words
 from ..runtime.memory import groups_within
 from ..runtime.tasks import run_tasks, thread_buffer
 
@@ -269,13 +270,16 @@ def _keys_in_bins(
 TAG = 0
 """Word of the tag: 1 where all lookups of the sample hit hot rows."""
 LABEL = 1
-"""Word of the label, bits of float32; 0 where samples have none."""
+"""Word of the label that is trained on, see `sample_columns`; 0 in a log without labels."""
 _FIRST_DENSE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """The words of a row: tag, label, dense values, lengths of bags, ids of one-hot tables."""
+    """The words of a row.
+
+    They are the tag, the label, dense values, lengths of bags, columns of samples and ids of one-hot tables.
+    """
 
     num_dense: int
     """Dense features."""
@@ -283,6 +287,8 @@ class RowLayout:
     """Multi-hot tables, whose ids are outside the rows."""
     num_one_hot: int
     """Tables that every sample looks up once."""
+    sample_columns: tuple[str, ...] = ()
+    """Names of the columns of samples besides the label."""
 
     @property
     def dense(self) -> slice:
@@ -295,9 +301,17 @@ class RowLayout:
         return slice(self.dense.stop, self.dense.stop + self.num_lists)
 
     @property
+    def of_samples(self) -> dict[str, slice]:
+        """Words of each column of samples, by its name."""
+        stops = [*itertools.accumulate(map(num_words, self.sample_columns), initial=self.lengths.stop)]
+        words = [slice(*bounds) for bounds in itertools.pairwise(stops)]
+        return dict(zip(self.sample_columns, words, strict=True))
+
+    @property
     def ids(self) -> slice:
         """Words of the ids of one-hot tables."""
-        return slice(self.lengths.stop, self.lengths.stop + self.num_one_hot)
+        first = self.lengths.stop + sum(map(num_words, self.sample_columns))
+        return slice(first, first + self.num_one_hot)
 
     @property
     def width(self) -> int:
@@ -333,7 +347,8 @@ class PackInputs:
     @cached_property
     def layout(self) -> RowLayout:
         """Layout of a packed sample in its row."""
-        return RowLayout(len(self.log.dense), len(self.lists), len(self.tables) - len(self.lists))
+        num_one_hot = len(self.tables) - len(self.lists)
+        return RowLayout(len(self.log.dense), len(self.lists), num_one_hot, self.log.sample_columns)
 
     @property
     def words_per_sample(self) -> int:
@@ -533,10 +548,11 @@ def _scatter_part(
     as_floats = values.view(np.float32)
     is_hot = values_of(inputs.opened.read(inputs.plan, entry).column("is_hot"), np.uint8)
     values[TAG] = is_hot[positions]
-    if inputs.log.has_label:
-        as_floats[LABEL] = values_of(columns.column("label"), np.uint8)[positions]
-    else:
-        as_floats[LABEL] = 0
+    values[LABEL] = 0
+    # Columns of samples; the label has its place whatever the log has.
+    words_of = {**({"label": slice(LABEL, LABEL + 1)} if inputs.log.has_label else {}), **layout.of_samples}
+    for name, words in words_of.items():
+        write_words(name, columns.column(name), positions, values[words])
     transform_columns(inputs.log, columns, positions, as_floats[layout.dense])
     values[layout.lengths] = lengths
     if ids.lists:

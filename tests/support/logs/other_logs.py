@@ -23,6 +23,7 @@ Value = Any
 _TEXTS = ("", "a", "news & games", 'say "hi"', "a,b", "naïve ☃", " padded ", "0", "x" * 300, "\t")
 _TYPES = {"label": pa.int8(), "dense": pa.int32(), "integer": pa.int64(), "unsigned": pa.uint64()}
 _TYPES |= {"float": pa.float64(), "raw": pa.float64(), "whole": pa.int64()}
+_TYPES |= {"maybe label": pa.int8(), "weight": pa.float64()}
 _DENSE = {
     "whole": '{ kind = "integer", transform = "none" }',
     "dense": '"integer"',
@@ -37,7 +38,8 @@ class Log:
 
     kinds: dict[str, str]
     """label, dense, float, raw (a float that is not transformed), whole (such an integer), integer, unsigned,
-    text or hex8 of each column, "list text" and the like, and unused."""
+    text or hex8 of each column, "list text" and the like, and unused; "maybe label" (one of ``labels``),
+    weight, "group text" and the like."""
     rows: list[tuple[Value, ...]]
 
 
@@ -55,6 +57,8 @@ def draw_log(
 def _draw(kind: str, rng: np.random.Generator, empty_lists: bool = False) -> Value:
     if kind == "label":
         return int(rng.integers(2))
+    if kind == "weight":
+        return (0.0, 0.1, 1.0, 3.4e38, 1e-46, 2.0)[int(rng.integers(6))]
     if rng.random() < 0.25:
         return None
     if kind.startswith("list "):
@@ -68,8 +72,9 @@ def _draw(kind: str, rng: np.random.Generator, empty_lists: bool = False) -> Val
         "integer": (-(2**63), -1, 0, 7, 2**63 - 1),
         "unsigned": (0, 9, 2**63 - 1, 2**63, 2**64 - 1),
         "hex8": ("00000000", "0000beef", "FFFFFFFF", "ffffffff", "80000000"),
+        "maybe label": (0, 1),
     }
-    edges = edges_of.get(kind, _TEXTS)
+    edges = edges_of.get(kind.removeprefix("group "), _TEXTS)
     return edges[int(rng.integers(len(edges)))]
 
 
@@ -100,6 +105,7 @@ def write_parquet(path: Path, log: Log, *, group_rows: int = 40) -> Path:
             element = _TYPES.get(kind.removeprefix("list "), pa.string())
             columns[name] = pa.array(values, (pa.large_list if number % 2 else pa.list_)(element))
             continue
+        kind = kind.removeprefix("group ")
         columns[name] = pa.array(values, _TYPES.get(kind, pa.string())).cast(_TYPES.get(kind, text))
     pq.write_table(pa.table(columns), path, row_group_size=group_rows)
     return path
@@ -109,6 +115,11 @@ def schema_text(log: Log, *, format: str = "csv", more: str = "") -> str:
     """The schema of the log as a user would write it."""
     lines = [f'format = "{format}"', *more.splitlines()]
     lines += [f'label = "{name}"' for name, kind in log.kinds.items() if kind == "label"]
+    labels = [name for name, kind in log.kinds.items() if kind == "maybe label"]
+    lines += [f"labels = {labels}"] if labels else []
+    lines += [f'weight = "{name}"' for name, kind in log.kinds.items() if kind == "weight"]
+    groups = {name: kind for name, kind in log.kinds.items() if kind.startswith("group ")}
+    lines += [f'group = {{ column = "{name}", kind = "{kind[6:]}" }}' for name, kind in groups.items()]
     dense = {name: kind for name, kind in log.kinds.items() if kind in _DENSE}
     if set(dense.values()) <= {"dense"}:
         lines += [f"dense = {list(dense)}"]
@@ -118,7 +129,7 @@ def schema_text(log: Log, *, format: str = "csv", more: str = "") -> str:
     for name, kind in log.kinds.items():
         if kind.startswith("list "):
             lines += [f'"{name}" = {{ kind = "{kind[5:]}", list = true }}']
-        elif kind not in ("label", "unused", *_DENSE):
+        elif kind not in ("label", "maybe label", "weight", "unused", *groups.values(), *_DENSE):
             lines += [f'"{name}" = "{kind}"']
     return "\n".join(lines)
 
@@ -139,7 +150,13 @@ def naive_columns(log: Log) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
     for number, (name, kind) in enumerate(log.kinds.items()):
         values = [row[number] for row in log.rows]
-        if kind in ("label", "dense"):
+        if kind == "maybe label":
+            columns[f"label_{name}" if "label" in columns else "label"] = values
+        elif kind == "weight":
+            columns["weight"] = [float(np.float32(value)) for value in values]
+        elif kind.startswith("group "):
+            columns["group"] = [naive_category(kind[6:], value) for value in values]
+        elif kind in ("label", "dense"):
             columns["label" if kind == "label" else name] = [v if v is None else int(v) for v in values]
         elif kind in ("float", "raw", "whole"):
             columns[name] = values
