@@ -39,10 +39,12 @@ from ..folders.totals import (
     VocabularyTotals,
     multi_hot,
 )
-from ..formats.arrow_files import DAMAGE, read_batch, values_of
+from ..formats.arrow_files import DAMAGE, read_batch
 from ..formats.ids import read_lookups
+from ..formats.sample_columns import clicks_and_gaps
 from ..runtime.memory import available_bytes
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
+from ..schema.schema import LABEL
 from .coverage import budgets, coverage, hot_samples, hot_tables, unique_rows
 from .folder import Inspected, Row, find_leaks, open_table, provenance, read_shards
 from .log import drift, log_series
@@ -58,8 +60,8 @@ def top_categories(inspected: Inspected) -> list[Row]:
     Returns:
         ``table``, ``id``, ``category`` (as the log writes it; (missing) and (oov) are rows, too),
         num_lookups, lookup_share (of the table's) and is_hot, from the counts; and ``label_rate``, the share
-        of the category's lookups in the training part that a clicked sample made: None without labels or
-        lookups, or where columns/ was discarded. Shares are in [0, 1].
+        of the category's lookups in the training part that a clicked sample made, of those by samples with a
+        label: None without labels or lookups, or where columns/ was discarded. Shares are in [0, 1].
     """
     # The first ids are not always the most frequent rows: other orders, merged categories and missing values
     # stand between.
@@ -118,15 +120,17 @@ def _count_labels(
     columns: Manifest, samples: Manifest, entry: FileEntry, num_own: int, slots: list[NDArray[np.int16]]
 ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
     """Count lookups and clicks of the chosen rows in one file."""
-    label = values_of(read_batch(columns, columns.entry(entry.path)).column("label"), np.uint8)[:num_own]
+    column = read_batch(columns, columns.entry(entry.path)).column(LABEL)
+    labels = clicks_and_gaps(column)[:, :num_own]
     tables = read_lookups(samples, entry, 0, num_own)
     lookups: list[NDArray[np.int64]] = []
     clicks: list[NDArray[np.int64]] = []
     for table, slot_of_row in zip(tables, slots, strict=True):
         # One sum for each chosen row, found by its slot; all other rows have the slot -1.
         slots_N = slot_of_row[table.ids]
-        clicks_N = np.repeat(label, np.diff(table.offsets)) if table.offsets.size else label
-        is_chosen = slots_N >= 0
+        of_lookups = np.repeat(labels, np.diff(table.offsets), axis=1) if table.offsets.size else labels
+        clicks_N, lacks_label_N = of_lookups
+        is_chosen = (slots_N >= 0) & ~lacks_label_N
         num_slots = int(slot_of_row.max(initial=-1)) + 1
         lookups.append(np.bincount(slots_N[is_chosen], minlength=num_slots))
         clicks.append(np.bincount(slots_N[is_chosen], clicks_N[is_chosen], num_slots).astype(np.int64))

@@ -38,7 +38,9 @@ from ..folders.manifest import FileEntry, Manifest
 from ..folders.totals import ColumnsTotals, PlanSettings, PlanTotals
 from ..formats.arrow_files import offsets_of, read_batch, validity_of, values_of
 from ..formats.ids import TableLookups, read_lookups
+from ..formats.sample_columns import clicks_and_gaps
 from ..runtime.tasks import Resources, num_workers, run_tasks, thread_buffer
+from ..schema.schema import LABEL, label_column
 from .folder import Inspected, Row, share_of
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -51,6 +53,8 @@ def log_series(inspected: Inspected) -> dict[str, Any]:
 
     Returns:
         ``labels``: per kind of samples (hot, mixed, evaluation) num_samples, num_clicks, label_rate.
+        ``label_rates``, only where the schema has ``labels``: per label, called as in the log, and kind of
+        samples num_samples, num_missing, num_clicks, label_rate.
         ``parts``: the same per part of the log, as drift divides it, with its name and is_training.
         ``missing``: per feature its type (dense, sparse or list), the missing_share of the training part and
         evaluation_missing_share, label_rate_missing and label_rate_present of training samples; a list
@@ -59,8 +63,9 @@ def log_series(inspected: Inspected) -> dict[str, Any]:
         negative_share (of the values), clamped_share (values that the transform makes 0), min, max, mean, and
         quantiles, see `ValueSummary.quantiles`.
         ``dense_bins``: values of each from one power of two up to the next.
-        Shares and rates are in [0, 1], None of nothing. All are empty where columns/ was discarded, and
-        clicks None without labels.
+        Shares and rates are in [0, 1], None of nothing. Rates are of the samples that have the label; clicks
+        and all rates but ``label_rates`` are of the one that is trained on. All are empty where columns/ was
+        discarded, and clicks None without labels.
     """
     columns = Manifest.read(inspected.folder / "columns")
     if is_discarded(columns.folder):
@@ -75,18 +80,20 @@ def log_series(inspected: Inspected) -> dict[str, Any]:
     log = ColumnsTotals.of(columns)
     labels = sums.labels if log.has_label else np.full_like(sums.labels, -1)
     of_parts = sums.parts if log.has_label else np.full_like(sums.parts, -1)
+    rates = [
+        {"label": name, "kind": kind, "num_missing": int(lacking), **_label_row(num, clicks, lacking)}
+        for name, of_label in zip(log.labels, labels, strict=False)
+        for kind, num, (clicks, lacking) in zip(KINDS, sums.kinds, of_label, strict=True)
+    ]
     return {
         "labels": [
-            {"kind": kind, **_label_row(int(num), int(clicks))}
-            for kind, num, clicks in zip(KINDS, sums.kinds, labels, strict=True)
+            {"kind": kind, **_label_row(num, *counts)}
+            for kind, num, counts in zip(KINDS, sums.kinds, labels[0], strict=True)
         ],
+        **({"label_rates": rates} if rates else {}),
         "parts": [
-            {
-                "part": part.name,
-                "is_training": part.is_training,
-                **_label_row(part.num_samples, int(clicks)),
-            }
-            for part, clicks in zip(parts, of_parts, strict=True)
+            {"part": part.name, "is_training": part.is_training, **_label_row(part.num_samples, *counts)}
+            for part, counts in zip(parts, of_parts, strict=True)
         ],
         "missing": list(_missing(log, sums)),
         "dense": [_dense(log, name, of, sums) for name, of in zip(log.dense, sums.dense, strict=True)],
@@ -105,13 +112,13 @@ class _Sums:
     kinds: NDArray[np.int64]
     """(3,), samples by KINDS."""
     labels: NDArray[np.int64]
-    """(3,), clicks of them."""
+    """(num_labels, 3, 2), clicks and missing labels of them; of one label at least."""
     parts: NDArray[np.int64]
-    """(num_parts,), clicks of the parts of the log."""
+    """(num_parts, 2), clicks and missing labels of the parts of the log, of the first label as below."""
     missing: NDArray[np.int64]
     """(num_features, 2), samples without a value, training and evaluation."""
     missing_clicks: NDArray[np.int64]
-    """(num_features,), clicks of those for training."""
+    """(num_features, 2), clicks and missing labels of those for training."""
     dense: list[ValueSummary]
     """Summary of each dense feature in the training part."""
 
@@ -151,7 +158,9 @@ def _sum_file(
     num_samples = entry.num_samples
     # Training samples are the first of the log, and may end within this file; without labels no click counts.
     num_own = min(max(num_train - first, 0), num_samples)
-    label = values_of(batch.column("label"), np.uint8) if log.has_label else np.zeros(num_samples, np.uint8)
+    names = [LABEL, *map(label_column, log.labels[1:])] if log.has_label else []
+    no_label = np.zeros((2, num_samples), np.bool_)
+    labels = [clicks_and_gaps(batch.column(name)) for name in names] or [no_label]
 
     # Samples and clicks by kind, and clicks by part of the log.
     is_hot = values_of(read_batch(plan, plan.entry(entry.path)).column("is_hot"), np.uint8)
@@ -159,10 +168,11 @@ def _sum_file(
     kind[num_own:] = 2
     # Clicks of a part are the difference of a running sum at its two ends within this file.
     starts = np.clip(np.array(bounds) - first, 0, num_samples)
-    clicks_up_to = np.concatenate([[0], np.cumsum(label, dtype=np.int64)])
+    up_to = np.zeros((num_samples + 1, 2), np.int64)
+    np.cumsum(labels[0].T, axis=0, out=up_to[1:])
     # Missing values of every feature; dense ones are summarized, too.
     missing = np.zeros((len(log.dense) + len(log.sparse), 2), np.int64)
-    missing_clicks = np.zeros(len(missing), np.int64)
+    missing_clicks = np.zeros((len(missing), 2), np.int64)
     dense: list[ValueSummary] = []
     for feature, name in enumerate(chain(log.dense, log.sparse)):
         column = batch.column(name)
@@ -172,15 +182,17 @@ def _sum_file(
                 np.count_nonzero(is_missing[:num_own]),
                 np.count_nonzero(is_missing[num_own:]),
             )
-            missing_clicks[feature] = np.count_nonzero(is_missing[:num_own] & (label[:num_own] != 0))
+            missing_clicks[feature] = np.count_nonzero((is_missing & labels[0])[:, :num_own], axis=1)
         if feature < len(log.dense):
             values = values_of(column, np.float64 if name in log.floats else np.int32)[:num_own]
             room = thread_buffer("value histogram", (NUM_BINS,), np.int64)
             dense.append(ValueSummary.of(values, validity_of(column), room))
     return _Sums(
         kinds=np.bincount(kind, minlength=3),
-        labels=np.bincount(kind[label != 0], minlength=3),
-        parts=np.diff(clicks_up_to[starts]),
+        labels=np.array(
+            [[np.count_nonzero(each[:, kind == of], axis=1) for of in range(3)] for each in labels]
+        ),
+        parts=np.diff(up_to[starts], axis=0),
         missing=missing,
         missing_clicks=missing_clicks,
         dense=dense,
@@ -204,32 +216,31 @@ def _as_bools(bitmap: NDArray[np.uint8], length: int) -> NDArray[np.bool_]:
     return np.unpackbits(bitmap, count=length, bitorder="little").astype(np.bool_)
 
 
-def _label_row(num_samples: int, num_clicks: int) -> Row:
-    """Return samples, clicks and label rate; -1 clicks mean no labels."""
-    if num_clicks < 0:
-        return {"num_samples": num_samples, "num_clicks": None, "label_rate": None}
-    return {
-        "num_samples": num_samples,
-        "num_clicks": num_clicks,
-        "label_rate": share_of(num_clicks, num_samples),
-    }
+def _label_row(num_samples: SupportsInt, num_clicks: SupportsInt, num_missing: SupportsInt) -> Row:
+    """Return samples, clicks and the label rate of those that have the label; -1 clicks mean no labels."""
+    found = int(num_samples), int(num_clicks)
+    if found[1] < 0:
+        return {"num_samples": found[0], "num_clicks": None, "label_rate": None}
+    rate = share_of(found[1], found[0] - int(num_missing))
+    return {"num_samples": found[0], "num_clicks": found[1], "label_rate": rate}
 
 
 def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[Row]:
     # Rates are of training samples: the evaluation part is not looked at before it is scored.
     num_train = int(sums.kinds[:2].sum())
-    clicks = int(sums.labels[:2].sum())
+    clicks, lacking = sums.labels[0, :2].sum(axis=0).tolist()
     for feature, name in enumerate(chain(log.dense, log.sparse)):
         kind = "dense" if feature < len(log.dense) else "list" if name in log.lists else "sparse"
         train, evaluation = sums.missing[feature].tolist()
-        clicked = int(sums.missing_clicks[feature])
+        clicked, lacks_both = sums.missing_clicks[feature].tolist()
+        num_present = num_train - train - (lacking - lacks_both)
         yield {
             "feature": name,
             "type": kind,
             "missing_share": share_of(train, num_train),
             "evaluation_missing_share": share_of(evaluation, int(sums.kinds[2])),
-            "label_rate_missing": share_of(clicked, train) if log.has_label else None,
-            "label_rate_present": share_of(clicks - clicked, num_train - train) if log.has_label else None,
+            "label_rate_missing": share_of(clicked, train - lacks_both) if log.has_label else None,
+            "label_rate_present": share_of(clicks - clicked, num_present) if log.has_label else None,
         }
 
 

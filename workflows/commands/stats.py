@@ -41,6 +41,7 @@ _TITLES = {
     "drift_by_age": "Hot rows of {budget} by age",
     "hot_tables": "Hot rows by table",
     "log_labels": "Labels",
+    "log_label_rates": "Labels by name",
     "log_parts": "Labels by part of the log",
     "log_missing": "Missing values",
     "log_dense": "Dense features",

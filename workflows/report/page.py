@@ -408,8 +408,11 @@ def _labels(log: dict[str, Any], parts: Sequence[Row]) -> Section:
         "same of fully hot, mixed and evaluation samples: if hot and mixed ones differ, a model that trains "
         "on one kind first sees another log."
     )
-    numbers, shown = (text_table(f"log_{name}", log[name]) for name in ("parts", "labels"))
-    return Section("labels", "How often is the label 1?", text, chart, [numbers], [shown])
+    numbers = text_table("log_parts", log["parts"])
+    # By name where the log has several labels, the first of which is that of the chart.
+    shown = "label_rates" if "label_rates" in log else "labels"
+    tables = [text_table(f"log_{shown}", log[shown])]
+    return Section("labels", "How often is the label 1?", text, chart, [numbers], tables)
 
 
 def _missing(log: dict[str, Any]) -> Section:

@@ -81,6 +81,7 @@ _SERVED = (
     ("fully hot samples", "hot_sample_share", "{:.1%}"),
     ("lookups of unseen rows", "unseen_lookup_share", "{:.1%}"),
 )
+_SAMPLES = {"hot": "fully hot", "mixed": "mixed", "evaluation": "evaluation"}
 _LABELS = (
     ("clicks", "num_clicks", "{:,}"),
     ("label rate", "label_rate", "{:.2%}"),
@@ -166,8 +167,15 @@ COLUMNS: dict[str, Sequence[tuple[str, str, _Form]]] = {
         ("evaluation lookups of oov", "evaluation_oov_share", "{:.1%}"),
     ),
     "log_labels": (
-        ("samples", "kind", {"hot": "fully hot", "mixed": "mixed", "evaluation": "evaluation"}),
+        ("samples", "kind", _SAMPLES),
         ("number", "num_samples", "{:,}"),
+        *_LABELS,
+    ),
+    "log_label_rates": (
+        ("label", "label", "{}"),
+        ("samples", "kind", _SAMPLES),
+        ("number", "num_samples", "{:,}"),
+        ("missing", "num_missing", "{:,}"),
         *_LABELS,
     ),
     "log_parts": (
