@@ -35,7 +35,9 @@ from .folders.manifest import FileEntry, Manifest
 from .folders.totals import ShardFacts, ShardSettings, ShardsTotals
 from .formats.arrow_files import damage_named, fixed_lists, open_mapped, row_groups, values_of
 from .formats.ids import PartIds
+from .formats.sample_columns import is_there, type_of
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
+from .schema.schema import GROUP, LABEL, WEIGHT
 from .stages.row_order import read_tables
 
 LIST_SEPARATOR = "^"
@@ -68,7 +70,6 @@ def flat_table(table: Any) -> Any:
 
 Split = Literal["train", "valid", "test"]
 _STAGE = "pack"
-LABEL = "label"
 
 
 _Position = tuple[FileEntry, int]
@@ -78,8 +79,9 @@ _Position = tuple[FileEntry, int]
 class NamedBatches:
     """The samples of a sealed folder of shards, split by split.
 
-    A batch has the columns ``label`` int8 (where the log has labels), each dense feature float32, and each
-    categorical feature int32, or list<int32> where it is multi-hot, all called like the feature.
+    A batch has, where the log has them, the columns ``label`` and ``label_NAME`` int8, ``weight`` float32 and
+    ``group`` uint64; a label or a group may be null. Then each dense feature float32, and each categorical
+    feature int32, or list<int32> where it is multi-hot, all called like the feature.
     """
 
     def __init__(self, shards: Manifest, *, first_id: int = 0) -> None:
@@ -110,6 +112,8 @@ class NamedBatches:
     def schema(self) -> Any:
         """The Arrow schema of all batches."""
         label = [(LABEL, pa.int8())] if self.totals.has_label else []
+        kinds = {name: type_of(name) for name in (WEIGHT, GROUP)}
+        label += [(name, kinds.get(name, pa.int8())) for name in self.totals.sample_columns]
         dense = [(name, pa.float32()) for name in self.totals.dense]
         ids = [
             (table.name, pa.list_(pa.int32()) if table.is_multi_hot else pa.int32())
@@ -160,7 +164,10 @@ class NamedBatches:
     def _named(self, batch: Any, path: Path) -> Any:
         columns = []
         if self.totals.has_label:
-            columns.append(pa.array(values_of(batch.column(LABEL), np.float32).astype(np.int8)))
+            columns.append(_label(batch.column(LABEL)))
+        for name in self.totals.sample_columns:
+            column = batch.column(name)
+            columns.append(column if name in (WEIGHT, GROUP) else _label(column))
         # One copy turns the matrix: columns are read one by one from here on.
         dense = fixed_lists(batch.column("dense"), len(self.totals.dense), np.float32)
         columns += [pa.array(values) for values in np.ascontiguousarray(dense.T)]
@@ -175,6 +182,15 @@ class NamedBatches:
         return pa.record_batch(columns, schema=self.schema)
 
 
+def _label(column: Any) -> Any:
+    """Return a label of shards as int8."""
+    values = values_of(column, np.float32)
+    if not column.null_count:
+        return pa.array(values.astype(np.int8))
+    is_missing = ~is_there(column)
+    return pa.array(np.where(is_missing, 0, values).astype(np.int8), mask=is_missing)
+
+
 def write_column_map(shards: NamedBatches, out: Path) -> None:
     """Write ``columns.json``: the label, the dense features and the tables.
 
@@ -185,6 +201,7 @@ def write_column_map(shards: NamedBatches, out: Path) -> None:
     # Columns by their part in training, which their names do not show.
     found = {
         "label": LABEL if totals.has_label else None,
+        **({"of_samples": list(totals.sample_columns)} if totals.sample_columns else {}),
         "dense": list(totals.dense),
         "tables": [
             {
@@ -419,6 +436,10 @@ def check_log(batches: NamedBatches, to: str) -> None:
         raise ConfigError(f"{to} holds one category a feature, and {lists[0]} has lists", hint=hint)
     if not batches.totals.has_label:
         raise ConfigError(f"{to} is for training, and the log has no labels", hint=hint)
+    if batches.totals.num_unlabeled:
+        num_samples = sum(batches.num_samples.values())
+        lacking = f"{batches.totals.num_unlabeled} of {num_samples} samples lack {batches.totals.labels[0]!r}"
+        raise ConfigError(f"{to} is for training, and {lacking}", hint=hint)
 
 
 def _written(

@@ -285,6 +285,7 @@ def evaluate(
     config = read_config(run)
     weights = read_weights(run) if weights is None else weights
     opened = Shards.open(shards)
+    opened.check_labels()
     hint = "evaluate on the shards the run was trained on, or on shards of the same vocabulary"
     refuse_other_tables(config, opened, hint)
     # A run may have had another budget than its shards, and its scores of hot samples are by its own rows.

@@ -576,7 +576,8 @@ class Shards:
         Returns:
             Dictionaries of read-only arrays: ``label`` (B,) float32, ``dense`` (B, K) float32, and of each
             table its ids: (B,) int32, or for a multi-hot table a pair of offsets, (B + 1,) int32, and ids.
-            ``is_hot``, (B,) bool, says of evaluation samples whether all of their rows are hot.
+            ``is_hot``, (B,) bool, says of evaluation samples whether all of their rows are hot. Where the log
+            has them: ``label_NAME`` and ``weight``, float32, ``group``, uint64, and ``has_group``, bool.
 
         Raises:
             ConfigError: there is no such kind.
@@ -613,6 +614,7 @@ class Shards:
 
     def _arrays(self, batch: Batch) -> dict[str, Any]:
         arrays: dict[str, Any] = {"label": batch.label_B.numpy(), "dense": batch.dense_BK.numpy()}
+        arrays |= batch.of_samples
         if batch.is_hot_B is not None:
             arrays["is_hot"] = batch.is_hot_B.astype(np.bool_)
         for name, ids, offsets in batch.features(self._shards.tables):

@@ -233,6 +233,8 @@ def prepare_run(
         refuse_missing_folder(options.slow_dir)
     # The shards first: what the settings leave open follows from them.
     opened = Shards.open(shards)
+    if ranks.rank == 0:
+        opened.check_labels()
     opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
     opened.refuse_damage()
     threads = set_threads(config.threads)

@@ -15,8 +15,9 @@ the number of ranks changes no bit; the number of micro-batches does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +91,7 @@ class Batch:
     """One batch of samples."""
 
     label_B: torch.Tensor
-    """Labels, float32, each 0 or 1."""
+    """Labels, float32, each 0 or 1; NaN where the log's ``labels`` lack one, which no trainer takes."""
     dense_BK: torch.Tensor
     """Dense features, float32."""
     ids_BF: NDArray[np.int32]
@@ -101,6 +102,8 @@ class Batch:
     """Whether every lookup is of a hot row; False for evaluation batches."""
     bags: tuple[FeatureBags, ...] = ()
     """Lookups of the multi-hot features, in the order of the tables."""
+    of_samples: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """(B,) each, where the log has it: other labels and weight, float32; group, uint64; has_group, bool."""
 
     @property
     def num_samples(self) -> int:
@@ -133,6 +136,7 @@ class Batch:
             ids_BF=self.ids_BF[part],
             is_hot_B=None if self.is_hot_B is None else self.is_hot_B[part],
             bags=tuple(bags.cut(first, stop) for bags in self.bags),
+            of_samples={name: values[part] for name, values in self.of_samples.items()},
         )
 
 
@@ -349,6 +353,7 @@ def join(parts: Sequence[Batch]) -> Batch:
         np.concatenate(tags) if len(tags) == len(parts) else None,
         all(part.is_hot_only for part in parts),
         tuple(_join_bags(bags) for bags in zip(*(part.bags for part in parts), strict=True)),
+        {name: np.concatenate([part.of_samples[name] for part in parts]) for name in parts[0].of_samples},
     )
 
 

@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ...pipeline.errors import ConfigError, local_path, plain_value, require_at_least
+from ...pipeline.schema.schema import GROUP
 from ...stats.shuffle import epoch_order
 from .batch import Batch, EmbeddingTable, at_cache_line
+from .shard_file import HAS_GROUP
 from .shards import EvaluationPart, Part, Shards
 
 Split = Literal["train", "valid", "test"]
@@ -93,7 +95,9 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
     feature its ids, (B,) int32, by its name; for one with lists the ids of all samples, (N,) int32, and under
     ``NAME_offsets``, (B + 1,) int64, where those of each sample begin, as `torch.nn.EmbeddingBag` takes them
     with ``include_last_offset``. With ``keyed_jagged`` all ids are one KeyedJaggedTensor of TorchRec,
-    ``sparse``.
+    ``sparse``. A log with such keys in its schema adds other labels, ``label_NAME`` (B,) float32, ``weight``
+    (B,) float32, ``group`` (B,) int64, the bits of its number, and ``has_group`` (B,) bool. A label that is
+    missing is NaN.
 
     Give it to a loader with ``batch_size=None``, because samples are batched already::
 
@@ -304,6 +308,9 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             self._draws = self._draws or MultiHotDraws(shards.tables, self._multi_hot)
             for name, (ids, offsets) in features.items():
                 features[name] = self._draws.expand(name, ids) if offsets is None else (ids, offsets)
+        for name, values in batch.of_samples.items():
+            # Torch hardly knows unsigned numbers; groups are only compared.
+            found[name] = torch.from_numpy(values.view(np.int64) if name == GROUP else values)
         if self._keyed_jagged:
             return found | {KEYED_JAGGED: _keyed_jagged(features)}
         for name, (ids, offsets) in features.items():
@@ -335,7 +342,8 @@ def offsets_name(name: str) -> str:
 
 def _refuse_equal_names(shards: Shards, multi_hot: Sequence[int] | None) -> None:
     """Raise ConfigError where two entries of a batch would have one name."""
-    names = [LABEL, DENSE, *(table.name for table in shards.tables)]
+    names = [LABEL, DENSE, *shards.sample_columns, *(table.name for table in shards.tables)]
+    names += [HAS_GROUP] if GROUP in shards.sample_columns else []
     # Drawn lists have offsets, as those of the log have.
     sizes = multi_hot or [1] * len(shards.tables)
     names += [

@@ -14,7 +14,7 @@ import resource
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ from ...pipeline.errors import ShardError, hint_to_rewrite
 from ...pipeline.folders.manifest import FileEntry
 from ...pipeline.folders.totals import ShardFacts
 from ...pipeline.formats.arrow_files import damage_named, numpy_type
+from ...pipeline.formats.sample_columns import is_there, type_of
+from ...pipeline.schema.schema import GROUP, LABEL, WEIGHT
 from .batch import Batch, FeatureBags
 
 _ALIGNMENT = 64
@@ -194,6 +196,8 @@ def view_of(chunks: Chunks, buffer: Any, first: int, count: int, kind: Any) -> N
 
 
 _FAULT = "cannot be read"
+HAS_GROUP = "has_group"
+"""Entry of a batch next to its groups: whether a sample has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +208,9 @@ class Columns:
     num_one_hot: int
     multi_hot: tuple[str, ...]
     """Names of the features that have a separate column."""
+    of_samples: tuple[str, ...] = ()
+    """Names of the columns of samples besides the label."""
+    may_lack_label: bool = False
 
 
 class ShardFile:
@@ -234,7 +241,9 @@ class ShardFile:
             # values.
             batch.validate()
             names = set(batch.schema.names)
-            label_B = _array(batch, chunks, "label", pa.float32())
+            label_B = _array(batch, chunks, LABEL, pa.float32())
+            if columns.may_lack_label:
+                label_B = _with_gaps(batch, LABEL, label_B)
             is_hot_B = _array(batch, chunks, "is_hot", pa.uint8()) if "is_hot" in names else None
             dense_BK = _array(batch, chunks, "dense", pa.float32(), columns.num_dense)
             ids_BF = np.empty((len(batch), 0), np.int32)
@@ -242,9 +251,16 @@ class ShardFile:
                 ids_BF = _array(batch, chunks, "ids", pa.int32(), columns.num_one_hot)
             bags = tuple(_bags(batch, chunks, name) for name in columns.multi_hot)
             # Values that would spoil a training without a word are refused here.
-            refuse_wild_values(dense_BK, label_B, index)
+            refuse_wild_values(dense_BK, label_B, index, may_lack_label=columns.may_lack_label)
+            of_samples = _of_samples(batch, chunks, columns.of_samples, index) if columns.of_samples else {}
         return Batch(
-            torch.from_numpy(label_B), torch.from_numpy(dense_BK), ids_BF, is_hot_B, is_hot_only, bags
+            torch.from_numpy(label_B),
+            torch.from_numpy(dense_BK),
+            ids_BF,
+            is_hot_B,
+            is_hot_only,
+            bags,
+            of_samples,
         )
 
     def _reader(self) -> Any:
@@ -254,12 +270,40 @@ class ShardFile:
         return self._readers.reader
 
 
-def refuse_wild_values(dense_BK: NDArray[np.float32], label_B: NDArray[np.float32], number: int) -> None:
+def refuse_wild_values(
+    dense_BK: NDArray[np.float32], label_B: NDArray[np.float32], number: int, *, may_lack_label: bool = False
+) -> None:
     """Raise ValueError here for values that would make a later loss NaN."""
     if not np.isfinite(dense_BK).all():
         raise ValueError(f"a dense value of batch {number} is not finite")
-    if not ((label_B == 0) | (label_B == 1)).all():
+    is_right_B = (label_B == 0) | (label_B == 1)
+    if may_lack_label:
+        is_right_B |= np.isnan(label_B)
+    if not is_right_B.all():
         raise ValueError(f"a label of batch {number} is neither 0 nor 1")
+
+
+def _with_gaps(batch: Any, name: str, values_B: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return values with NaN where the column has none, whatever its memory has there."""
+    column = batch.column(name)
+    return np.where(is_there(column), values_B, np.float32(np.nan)) if column.null_count else values_B
+
+
+def _of_samples(batch: Any, chunks: Chunks, names: Sequence[str], number: int) -> dict[str, NDArray[Any]]:
+    """Return `Batch.of_samples`; raises ValueError for a label or a weight that is none."""
+    found: dict[str, NDArray[Any]] = {}
+    for name in names:
+        found[name] = _array(batch, chunks, name, type_of(name))
+        if name == GROUP:
+            found[HAS_GROUP] = is_there(batch.column(name))
+        elif name == WEIGHT:
+            if not ((found[name] >= 0) & np.isfinite(found[name])).all():
+                raise ValueError(f"a weight of batch {number} is not a number of 0 or more")
+        else:
+            found[name] = _with_gaps(batch, name, found[name])
+            no_values = np.empty((0, 0), np.float32)
+            refuse_wild_values(no_values, found[name], number, may_lack_label=True)
+    return found
 
 
 def _array(batch: Any, chunks: Chunks, name: str, kind: Any, width: int | None = None) -> NDArray[Any]:

@@ -15,6 +15,7 @@ batches are cut at other samples.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
@@ -54,6 +55,7 @@ from ...stats.shuffle import tag_cold_bags
 from .batch import Batch, EmbeddingTable, join, with_histories
 from .shard_file import Columns, ShardFile
 
+_log = logging.getLogger(__name__)
 _STAGE = "pack"
 _VERSION = 1
 _KINDS = ("hot_only", "mixed", "evaluation")
@@ -90,7 +92,10 @@ class Shards:
             self._one_hot = [number for number, table in enumerate(self.tables) if not table.is_multi_hot]
             self._multi_hot = [number for number, table in enumerate(self.tables) if table.is_multi_hot]
             names = tuple(self.tables[number].name for number in self._multi_hot)
-            self._columns = Columns(self.num_dense, len(self._one_hot), names)
+            self.sample_columns = totals.sample_columns
+            """Names of the columns of samples besides the label."""
+            of_samples = (self.sample_columns, bool(totals.labels))
+            self._columns = Columns(self.num_dense, len(self._one_hot), names, *of_samples)
             # A log without labels can be preprocessed, but neither trained on nor evaluated.
             if not totals.has_label:
                 raise ShardError(
@@ -174,6 +179,23 @@ class Shards:
         other = copy.copy(self)
         other.tables = with_histories(self.tables, num_elements)
         return other
+
+    def check_labels(self) -> None:
+        """Raise ShardError where a sample lacks the label that is trained on: it would be trained as another.
+
+        What training does not use is named once.
+        """
+        totals = ShardsTotals.of(self.manifest)
+        if totals.num_unlabeled:
+            num_samples = self.num_training_samples + self.num_evaluation_samples
+            raise ShardError(
+                f"{self.manifest.folder}: {totals.num_unlabeled} of {num_samples} samples lack the label "
+                f"{totals.labels[0]!r}, which is trained on",
+                hint="leave those lines out of the log, or let another label be the first of labels",
+            )
+        if self.sample_columns:
+            unused = ", ".join(self.sample_columns)
+            _log.warning("training and its metrics do not use these columns of the log: %s", unused)
 
     def refuse_damage(self, kinds: Collection[str] = _KINDS) -> None:
         """Hash the files of these kinds.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -100,8 +99,7 @@ class RunPredictor:
         self._batch_size = config.batch_size or recorded.batch_size
         self.num_read = (0, 0)
         """Samples and bytes that are encoded so far, replaced together: another thread encodes."""
-        # The time that divides a log into parts decides nothing about a sample.
-        self.schema: Schema = replace(found.schema, time=None)
+        self.schema: Schema = found.schema.of_predicted
         self._encoder = SampleEncoder(self.schema, found.vocabulary, self._threads)
         self._dense, self._embeddings = load_model(
             run,

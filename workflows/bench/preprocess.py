@@ -30,7 +30,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from ...pipeline.errors import GIB, MIB, ByteSize, ConfigError
-from ...pipeline.export import LABEL, NamedBatches, Split, check_log
+from ...pipeline.export import NamedBatches, Split, check_log
 from ...pipeline.folders.disk import new_folder, write_errors_explained
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import ShardsTotals
@@ -40,6 +40,7 @@ from ...pipeline.raw.part import Block, PlainBlock, iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.memory import available_bytes, default_memory_bytes
 from ...pipeline.runtime.tasks import num_workers, run_tasks
+from ...pipeline.schema.schema import LABEL
 from ...pipeline.schema.schema_file import schema_named
 from ...pipeline.stages.ingest import IngestConfig
 from ..recipes import criteo_kaggle
