@@ -506,8 +506,11 @@ def _largest_part(files: Sequence[RawFile], config: IngestConfig, out: Path) -> 
     if is_sealed(out / "columns"):
         columns = Manifest.read(out / "columns")
         parts.append(largest_part(columns, columns.files))
-    num_elements = config.block_bytes // _LIST_ELEMENT_BYTES if schema.lists else 0
     for file in files:
+        # A block of a small log has no more elements than its bytes allow.
+        is_text = not file.compression and file.read_format() not in COLUMNAR
+        num_bytes = min(config.block_bytes, file.num_bytes) if is_text else config.block_bytes
+        num_elements = num_bytes // _LIST_ELEMENT_BYTES if schema.lists else 0
         samples = ingest_stage.samples_of_block(file, schema, config.block_bytes, has_label=config.label)
         parts.append(PartSize(samples, num_elements))
     return PartSize(max(part.num_samples for part in parts), max(part.num_list_lookups for part in parts))

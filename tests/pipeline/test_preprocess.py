@@ -38,6 +38,7 @@ from hotset.pipeline.preprocess import (
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.encode import EncodeConfig
+from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
@@ -452,6 +453,16 @@ def test_a_small_memory_cap_is_refused_before_the_folder_is_begun(
     check_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=enough))
     assert not (tmp_path / FOLDERS[stage]).exists()
     run_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=enough))
+
+
+def test_a_small_log_of_long_lists_needs_little_memory(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("y,tags\n" + "".join(f"{row % 2},{'|'.join(['123456'] * 2000)}\n" for row in range(70)))
+    schema = (
+        'format = "csv"\nheader = true\nlabel = "y"\nsparse = { tags = { kind = "integer", list = true } }'
+    )
+    config = replace(PreprocessConfig(), ingest=IngestConfig(schema=schema))
+    preprocess([log], config, tmp_path / "out", Resources(workers=2, memory_bytes=400 * MIB))
 
 
 @pytest.mark.parametrize(
