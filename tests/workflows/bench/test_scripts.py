@@ -1,7 +1,7 @@
 """The smallest case of each script runs and writes what made it.
 
 Tests `harness`, `polars_program`, `train_step`, `placements`, `quality`, `kills`, `stats_kernels`,
-`host_steps`, `larger_than_memory` and `window`.
+`host_steps`, `larger_than_memory`, `logs` and `window`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,16 @@ def test_preprocess_grows(tmp_path: Path) -> None:
     runs = run("preprocess", tmp_path, "--growth", "2000,4000")["runs"]
     assert [each["num_samples"] for each in runs] == [2000, 4000]
     assert all(each["polars"]["samples_per_second"] > 0 for each in runs)
+
+
+@pytest.mark.slow
+def test_logs_of_every_form_are_measured(tmp_path: Path) -> None:
+    parts = ("--groups", 3, "--files", 3, "--rounds", 1)
+    forms = ("--forms", "lists csv", "columns parquet", "--columns", 20, "--megabytes", 1)
+    found = run("logs", tmp_path, *forms, "--samples", 200, *parts)
+    assert len(found["memory"]) == 4 and all(0 < each["of_cap"] <= 1.05 for each in found["memory"])
+    assert found["small_parts"]["groups_over_one"]["cpu"] > 0
+    assert {*found["speeds"]} == {"samples", "csv", "parquet"}
 
 
 def test_a_checkout_of_dlrm_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

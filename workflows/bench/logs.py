@@ -1,0 +1,237 @@
+"""Logs of many forms: memory, small row groups, and the speed of CSV and Parquet.
+
+Peak memory is that of ``hotset preprocess --memory``, anonymous and of all its threads, for logs that are
+wide, long or full of text, in each format. Small row groups, and small files, are compared with one group of
+the same rows. Speeds are CPU seconds of the whole process that reads a log of forty columns, in turns with
+another checkout (``--other``) and with Polars, which reads the same columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from ...pipeline.errors import MIB, ConfigError, HotsetError
+from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.runtime.limits import numbers_in
+from .harness import (
+    Facts,
+    Seconds,
+    compare,
+    last_message,
+    new_parser,
+    run_script,
+    scratch_folder,
+    start_hotset,
+    take_turns,
+    tell,
+    time_process,
+)
+
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--memory", type=int, default=1024, help="cap in MiB")
+PARSER.add_argument("--megabytes", type=int, default=1024, help="text of each log whose memory is measured")
+PARSER.add_argument("--samples", type=int, default=300_000, help="of the log whose reading is timed")
+PARSER.add_argument("--groups", type=int, default=5_000, help="row groups of 20 rows")
+PARSER.add_argument("--files", type=int, default=1_500, help="files of 66 rows")
+PARSER.add_argument("--columns", type=int, default=1_500, help="of the widest log")
+KINDS = ("texts", "lists", "columns")
+_FORMS = (*(f"{kind} {format}" for kind in KINDS for format in ("csv", "parquet")), "criteo")
+PARSER.add_argument(
+    "--forms", nargs="*", choices=_FORMS, default=_FORMS, help="logs whose memory is measured"
+)
+PARSER.add_argument("--rounds", type=int, default=5)
+PARSER.add_argument("--other", type=Path, help="checkout with .venv/bin/hotset to take turns with")
+_SAMPLING_SECONDS = 0.005
+_ROWS_AT_A_TIME = 500
+_NUM_ELEMENTS, _TEXT_BYTES = 2_000, 5_000
+
+
+def measure(options: argparse.Namespace) -> Facts:
+    """Measure memory, small groups and speeds."""
+    facts: Facts = {}
+    with scratch_folder(options) as scratch:
+        facts["memory"] = [
+            _peak(form, num_workers, options, scratch) for form in options.forms for num_workers in (1, 2)
+        ]
+        facts["small_parts"] = _small_parts(options, scratch)
+        facts["speeds"] = _speeds(options, scratch)
+    return facts
+
+
+def _columns(kind: str, num_wide: int, first: int, num_rows: int) -> Facts:
+    """Return the columns of rows of a log; the same for the same arguments."""
+    drawn = np.random.default_rng(first)
+    if kind == "texts":
+        return {"text": [f"{row:0{_TEXT_BYTES}d}" for row in range(first, first + num_rows)]}
+    if kind == "lists":
+        return {"list": drawn.integers(0, 1_000_000, (num_rows, _NUM_ELEMENTS)).tolist()}
+    return {f"c{number}": drawn.integers(0, 1_000, num_rows) for number in range(num_wide)}
+
+
+def _batches(kind: str, num_wide: int, num_rows: int) -> Iterator[pa.RecordBatch]:
+    for first in range(0, num_rows, _ROWS_AT_A_TIME):
+        rows = min(_ROWS_AT_A_TIME, num_rows - first)
+        labels = np.arange(first, first + rows) % 2
+        yield pa.RecordBatch.from_pydict({"label": labels, **_columns(kind, num_wide, first, rows)})
+
+
+def _write(kind: str, format: str, options: argparse.Namespace, path: Path) -> None:
+    """Write a log that has so many bytes as text."""
+    row_bytes = {"texts": _TEXT_BYTES, "lists": 7 * _NUM_ELEMENTS, "columns": 4 * options.columns}[kind]
+    batches = _batches(kind, options.columns, max(options.megabytes * 10**6 // row_bytes, 1))
+    if format == "parquet":
+        first = next(batches)
+        with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+            # Two row groups: what memory holds must not follow their size.
+            writer.write_table(pa.Table.from_batches([first, *batches]), row_group_size=None)
+        return
+    with path.open("wb") as file:
+        for number, batch in enumerate(batches):
+            if kind == "lists":
+                lists = ["|".join(map(str, row)) for row in batch["list"].to_pylist()]
+                batch = pa.RecordBatch.from_pydict({"label": batch["label"], "list": lists})
+            pyarrow.csv.write_csv(batch, file, pyarrow.csv.WriteOptions(include_header=number == 0))
+
+
+def _schema(kind: str, format: str, num_wide: int, scratch: Path) -> Path:
+    lines = [f'format = "{format}"', *(["header = true"] if format == "csv" else []), 'label = "label"']
+    lines += ["[sparse]"]
+    lines += {
+        "texts": ['text = "text"'],
+        "lists": ['list = { kind = "integer", list = true }'],
+        "columns": [f'c{number} = "integer"' for number in range(num_wide)],
+    }[kind]
+    path = scratch / f"{kind}-{format}.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _peak(form: str, num_workers: int, options: argparse.Namespace, scratch: Path) -> Facts:
+    """Preprocess a log and return the peak of anonymous memory beside the cap."""
+    kind, _, format = form.partition(" ")
+    log = scratch / f"log-{kind}-{format}"
+    schema = "criteo-kaggle"
+    if kind == "criteo" and not log.exists():
+        generate(GenerateConfig(samples=options.megabytes * 4_000), log)
+    elif kind != "criteo":
+        schema = str(_schema(kind, format, options.columns, scratch))
+        if not log.exists():
+            _write(kind, format, options, log)
+    words = ["preprocess", str(log), "--schema", schema, "--out", str(scratch / "out"), "-q"]
+    words += ["--memory", f"{options.memory}MiB", "--workers", str(num_workers), "--hot-bytes", "1MiB"]
+    (process,) = start_hotset([*words, "--embedding-dim", "4"], scratch)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, numbers_in(Path(f"/proc/{process.pid}/status")).get("RssAnon", 0) * 1024)
+        time.sleep(_SAMPLING_SECONDS)
+    if process.returncode:
+        raise HotsetError(f"{form}: {last_message(scratch)}")
+    subprocess.run(["rm", "-rf", str(scratch / "out")], check=True)
+    if num_workers == 2:
+        log.unlink()
+    found = {
+        "form": form,
+        "workers": num_workers,
+        "peak_mib": peak / MIB,
+        "of_cap": peak / MIB / options.memory,
+    }
+    tell(f"{form}, workers {num_workers}: {found['of_cap']:.2f} of the cap")
+    return found
+
+
+def _samples(num_rows: int, seed: int = 0) -> pa.Table:
+    """Return a label, 13 numbers and 26 categories, half of them text."""
+    drawn = np.random.default_rng(seed)
+    columns: Facts = {"label": drawn.integers(0, 2, num_rows)}
+    columns |= {f"I{n}": drawn.integers(0, 10_000, num_rows) for n in range(13)}
+    for number in range(26):
+        ids = np.minimum(drawn.zipf(1.2, num_rows), 100_000)
+        columns[f"C{number}"] = ids if number % 2 else [f"{each:08x}" for each in ids.tolist()]
+    return pa.table(columns)
+
+
+def _samples_schema(format: str, scratch: Path) -> Path:
+    path = scratch / f"samples-{format}.toml"
+    lines = [f'format = "{format}"', *(["header = true"] if format == "csv" else []), 'label = "label"']
+    lines += ["dense = [" + ", ".join(f'"I{n}"' for n in range(13)) + "]", "[sparse]"]
+    lines += [f'C{n} = "{"integer" if n % 2 else "text"}"' for n in range(26)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _ingest(program: str, log: Path, schema: Path, scratch: Path) -> Seconds:
+    out = scratch / "ingested"
+    subprocess.run(["rm", "-rf", str(out)], check=True)
+    words = [program, "ingest", str(log), "--schema", str(schema), "--out", str(out), "-q", "--workers", "1"]
+    return time_process(words)
+
+
+_THIS = str(Path(sys.executable).with_name("hotset"))
+
+
+def _small_parts(options: argparse.Namespace, scratch: Path) -> Facts:
+    """Compare many small parts with one of the same rows, by CPU seconds of reading them."""
+    schema = _samples_schema("parquet", scratch)
+    grouped, whole, folder = scratch / "grouped", scratch / "whole", scratch / "files"
+    pq.write_table(_samples(20 * options.groups), grouped, row_group_size=20)
+    pq.write_table(_samples(20 * options.groups), whole)
+    folder.mkdir()
+    rows = _samples(66 * options.files)
+    one_file = scratch / "one-file"
+    pq.write_table(rows, one_file)
+    for number in range(options.files):
+        pq.write_table(rows.slice(66 * number, 66), folder / f"part-{number:05d}.parquet")
+    logs = {"groups": grouped, "one_group": whole, "files": folder, "one_file": one_file}
+    turns = {name: partial(_ingest, _THIS, log, schema, scratch) for name, log in logs.items()}
+    found = take_turns(turns, options.rounds)
+    return {
+        "groups_over_one": compare(found["groups"], found["one_group"]),
+        "files_over_one": compare(found["files"], found["one_file"]),
+        "rounds": found,
+    }
+
+
+_POLARS = "import sys, polars; polars.read_{format}(sys.argv[1])"
+
+
+def _speeds(options: argparse.Namespace, scratch: Path) -> Facts:
+    """Compare reading with another checkout and with Polars; a ratio above 1 says that this one is faster."""
+    facts: Facts = {"samples": options.samples}
+    table = _samples(options.samples)
+    programs = {"this": _THIS}
+    if options.other is not None:
+        programs["other"] = str(options.other / ".venv/bin/hotset")
+        if not os.access(programs["other"], os.X_OK):
+            raise ConfigError(
+                f"{options.other.name} has no .venv/bin/hotset", hint="make env in that checkout"
+            )
+    for format in ("csv", "parquet"):
+        log, schema = scratch / f"samples.{format}", _samples_schema(format, scratch)
+        if format == "csv":
+            pyarrow.csv.write_csv(table, log)
+        else:
+            pq.write_table(table, log, row_group_size=65_536)
+        turns = {who: partial(_ingest, program, log, schema, scratch) for who, program in programs.items()}
+        code = _POLARS.format(format=format)
+        turns["polars"] = partial(time_process, [sys.executable, "-c", code, str(log)])
+        take_turns(turns, 1)
+        found = take_turns(turns, options.rounds)
+        facts[format] = {f"over_{who}": compare(found[who], found["this"]) for who in found if who != "this"}
+        facts[format]["rounds"] = found
+    return facts
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(PARSER, measure))
