@@ -173,6 +173,16 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
         blocks_of(path, 100_000)
 
 
+@pytest.mark.parametrize("num_left", [0, 7, 8, 19])
+def test_a_file_that_is_shorter_than_it_was_is_refused(num_left: int, tmp_path: Path) -> None:
+    path = tmp_path / "log.tsv"
+    path.write_bytes(b"1234567\n" * 3)
+    file = RawFile.inspect(path)
+    path.write_bytes((b"1234567\n" * 3)[:num_left])
+    with pytest.raises(InputError, match=r"log\.tsv changed while it was read"):
+        [block.read() for block in iterate_blocks(file, 8)]
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nothing\.tsv cannot be read: No such file"):
         RawFile.inspect(tmp_path / "nothing.tsv")

@@ -125,6 +125,15 @@ def test_every_series_is_there_and_plain(folder: Path) -> None:
         frequency_statistics(folder / "nowhere")
 
 
+def test_categories_without_a_lookup_are_not_listed(folder: Path) -> None:
+    found = frequency_statistics(folder, Resources(workers=1), series=["categories", "features"])
+    assert all(row["num_lookups"] > 0 for row in found["categories"])
+    # A table of few rows lists all but that of categories without an id, which no training sample looks up.
+    small = {row["name"]: row["num_rows"] for row in found["features"] if row["num_rows"] <= 8}
+    listed = Counter(row["table"] for row in found["categories"])
+    assert small and all(listed[table] == num_rows - 1 for table, num_rows in small.items())
+
+
 def test_misses_shrink_with_slots(log: list[Sample], tmp_path: Path) -> None:
     run_to("pack", tmp_path, log * 4, PreprocessConfig(pack=CONFIG.pack.__class__(batch_size=16)))
     found = frequency_statistics(tmp_path, Resources(workers=1), series=["miss_ratios"])["miss_ratios"]

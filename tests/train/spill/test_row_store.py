@@ -140,7 +140,10 @@ def test_every_row_comes_back_as_it_left(
     np.testing.assert_array_equal(twin.merged(), twin.wanted())
     # What is merged may be read again, as evaluation does.
     np.testing.assert_array_equal(twin.merged(), twin.wanted())
+    # Each block in memory is free or is being filled.
+    num_filling = int((twin.store._buckets.buffer_of >= 0).sum())
     twin.store.close()
+    assert twin.store._free.qsize() + num_filling == twin.sizes.num_buffers
     assert list(tmp_path.iterdir()) == []
     is_tight = limit < MIB
     assert (twin.sizes.num_groups > 3) == is_tight and (twin.store._file.reads > 0) == is_tight
