@@ -473,7 +473,7 @@ def estimate_run(
         free_bytes(out),
         cap,
         FIXED_BYTES + max(held, default=0),
-        _refusal(states, raw, config, out, resources, extend=extend),
+        _refusal(states, raw, config, out, resources, extend=extend, like=like),
     )
 
 
@@ -497,10 +497,11 @@ def _refusal(
     resources: Resources,
     *,
     extend: bool,
+    like: Path | None,
 ) -> HotsetError | None:
     try:
         # A run checks resources before it reads any folder, so that refusal is first.
-        check_resources(raw, config, out, resources, extend=extend)
+        check_resources(raw, config, out, resources, extend=extend, like=like)
     except HotsetError as error:
         return error
     refused = next((state for state in states if state.state == REFUSED), None)

@@ -29,7 +29,7 @@ from .folders.disk import (
 from .folders.manifest import Manifest, is_sealed
 from .folders.resume import FolderState, check_config
 from .formats.ids import PartSize, largest_part
-from .raw.log_files import identity_of, inspect_logs
+from .raw.log_files import identity_of, inspect_logs, log_files
 from .raw.log_parts import COLUMNAR
 from .raw.raw_file import RawFile
 from .runtime.memory import check_caps, least_cap
@@ -200,7 +200,7 @@ def preprocess(
     """
     config = resolved(config)
     # Everything that can be refused is refused before the first folder is touched.
-    check_resources(raw, config, out, resources, extend=extend)
+    check_resources(raw, config, out, resources, extend=extend, like=like)
     if extend:
         check_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
     for stage in stages_of(raw, config, like):
@@ -410,13 +410,16 @@ def check_resources(
     *,
     extend: bool = False,
     redo: str | None = None,
+    like: Path | None = None,
 ) -> None:
     """Raise ConfigError if a setting names no feature, or the disk or the memory cap is too small.
 
     ``extend``: read only the logs after those that ``out`` was made from; ``redo``: a stage to remove first,
-    with all later ones.
+    with all later ones; ``like``: a folder whose ids are taken, so that nothing is counted.
     """
     config = resolved(config)
+    if like is None:
+        count_stage.check_num_files(config.count, len(log_files(raw)))
     # What the stage to redo reads is there already, so its own settings can be tried before it is removed.
     if redo in INPUTS:
         stage = later_stage(redo, getattr(config, redo))

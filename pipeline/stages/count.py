@@ -16,6 +16,7 @@ counts are reused where the parts are the same, whatever else changed in the log
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -260,6 +261,7 @@ class SpilledCounts:
 VERSION = 1
 _GROUPS_PER_WORKER = 2
 _LEAST_ROOM = 8 * MIB
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,7 +280,7 @@ class CountConfig:
 
     valid_files: int | None = unless_none()
     """Number of raw files, the last ones before those of --eval-files, to keep for validation instead of a
-    fraction of the log."""
+    fraction of the log; 0 keeps none."""
 
     count_last: int = 0
     """Number of raw files, the last ones of the training part, that are counted and decide ids and hot rows;
@@ -295,7 +297,9 @@ class CountConfig:
         require_at_least("eval_files", self.eval_files, 0)
         if self.valid_fraction is not None and not 0 < self.valid_fraction < 1:
             raise ConfigError(f"valid_fraction must be in (0, 1), got {self.valid_fraction}")
-        require_at_least("valid_files", self.valid_files, 1)
+        require_at_least("valid_files", self.valid_files, 0)
+        if self.valid_files == 0:  # one spelling of equal settings
+            object.__setattr__(self, "valid_files", None)
         if self.valid_fraction is not None and self.valid_files is not None:
             raise ConfigError(
                 "valid_files and valid_fraction are two ways to say one thing: give one of them"
@@ -329,6 +333,7 @@ def count(
     if output.sealed is not None:
         return output.sealed
     num_train, first_of_test = evaluation_parts(config, columns)
+    _warn_of_empty_parts(config, num_train, first_of_test, columns.num_samples)
     features = ColumnsTotals.of(columns).sparse
     # Spans decide what is counted; bases, which of it is there already.
     spans = spans_of(num_train, config.count_last, _samples_of_files(columns))
@@ -377,6 +382,17 @@ def count(
         ),
     )
     return output.seal(totals)
+
+
+def _warn_of_empty_parts(config: CountConfig, num_train: int, first_of_test: int, num_samples: int) -> None:
+    """Warn of a part that was asked for and has no sample: a file without rows is one easily."""
+    parts = {
+        "evaluation": (config.eval_files or config.eval_fraction, num_samples - first_of_test),
+        "validation": (config.valid_files or config.valid_fraction, first_of_test - num_train),
+    }
+    for part, (is_wanted, num_kept) in parts.items():
+        if is_wanted and not num_kept:
+            _log.warning(f"no sample is for {part}: its files, or its share of the log, have none")
 
 
 def check_count(config: CountConfig, columns: Manifest, resources: Resources) -> None:
@@ -505,6 +521,17 @@ def _merge_spans(name: str, log: _Log, room: int) -> None:
 
 def _samples_of_files(columns: Manifest) -> list[int]:
     return [file.num_samples for file in ColumnsTotals.of(columns).raw]
+
+
+def check_num_files(config: CountConfig, num_files: int) -> None:
+    """Raise ConfigError where evaluation and validation take all files, so that none is left to train on."""
+    kept = config.eval_files + (config.valid_files or 0)
+    if kept and kept >= num_files:
+        raise ConfigError(
+            f"eval_files and valid_files take the last {kept} files of {num_files}: none is left to train on",
+            hint="give the files of all parts in their order, or keep a share of the log: "
+            "--eval-files 0 --valid-files 0",
+        )
 
 
 def evaluation_bounds(config: CountConfig, files: Sequence[int]) -> tuple[int, int]:

@@ -179,6 +179,31 @@ def check_rank(
         check_sampled_order(tables, num_samples, resources)
 
 
+def rare_shares(counts: Manifest, vocabulary: Manifest) -> tuple[float, float, float]:
+    """Return how much of a log its vocabulary knows little of, in [0, 1].
+
+    Returns:
+        Share of the categories without a row of their own, that of the lookups of these, and that of the
+        lookups of categories that occur once; the last is 0 where it is below a half.
+    """
+    totals = VocabularyTotals.of(vocabulary)
+    num_samples = len(counted_samples(counts))
+    num_categories = sum(table.num_categories for table in CountsTotals.of(counts).tables)
+    lookups = sum(num_samples if table.num_lookups is None else table.num_lookups for table in totals.tables)
+    num_rows = sum(table.num_rows - 2 for table in totals.tables)  # those of missing and oov are none
+    num_single = 0
+    if lookups < 2 * num_rows:
+        for table in totals.tables:
+            batch = read_batch(vocabulary, vocabulary.entry(f"{table.name}.arrow"))
+            num_single += int(np.count_nonzero(values_of(batch.column("count"), np.int64) == 1))
+    unknown = sum(table.oov_count for table in totals.tables)
+    return (
+        1 - min(1.0, max(0, num_rows) / max(1, num_categories)),
+        unknown / max(1, lookups),
+        num_single / max(1, lookups),
+    )
+
+
 def version_of(config: RankConfig) -> int:
     """Return the version of what `rank` writes with this config."""
     return _SAMPLED_VERSION if config.rank_by == "sampled" else VERSION

@@ -38,8 +38,9 @@ from ...pipeline.preprocess import (
 from ...pipeline.raw.log_files import inspect_logs
 from ...pipeline.runtime.memory import default_memory_bytes
 from ...pipeline.runtime.tasks import EngineName, Resources, num_workers, use_engine
-from ...pipeline.schema.schema_file import setting_of
+from ...pipeline.schema.schema_file import schema_named, setting_of
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
+from ...pipeline.stages.rank import counted_samples, rare_shares
 from ...pipeline.stages.split import AUTO_PERCENT, MOST_AUTO_BYTES
 from ...stats.compile_notice import working_clock
 from ..command_list import STAGE_INTERRUPTED, Command, command_options, config_of
@@ -62,12 +63,16 @@ from ..options import (
     values_of,
 )
 from ..recipe_file import with_recipe
-from ..recipes import DEFAULT_SCHEMA, default_settings, recipe_for
+from ..recipes import DEFAULT_SCHEMA, RECIPES, default_settings, recipe_for
 
 if TYPE_CHECKING:
     from ...pipeline.dry_run import RunEstimate
 
 _log = logging.getLogger(__name__)
+_MOST_RARE = 0.9
+"""Share of categories without a row, or of lookups of single ones, above which a log is warned of."""
+_LEAST_SAMPLES = 1000
+"""Training samples of a log that is judged."""
 
 Raw = Annotated[tuple[Path, ...], Arg("RAW", is_positional=True)]
 StageName = Annotated[str | None, Arg("STAGE")]
@@ -169,11 +174,16 @@ class PreprocessCommand(Command, PreprocessConfig):
             say(describe_stage(report, message_width()))
             if report.stage == "split" and self.split.hot_bytes == "auto" and not report.was_sealed:
                 say(describe_auto(report.manifest))
+            if report.stage == "rank" and not report.was_sealed:
+                warning = describe_rare(Manifest.read(self.out / "counts"), report.manifest, self)
+                if warning is not None:
+                    _log.warning(warning)
 
         with _running(self.run) as resources:
             # Nothing is deleted before all options are known to be valid.
             if self.redo:
-                check_resources(self.raw, self, self.out, resources, extend=self.extend, redo=self.redo)
+                ways: dict[str, Any] = {"extend": self.extend, "redo": self.redo, "like": self.like}
+                check_resources(self.raw, self, self.out, resources, **ways)
                 _report_removed(remove_from(self.redo, self.out))
             shards = preprocess(
                 self.raw,
@@ -467,6 +477,30 @@ def describe_stage(report: StageReport, width: int | None = None) -> str:
         for name in (folder, folder.name)
     )
     return line if width is None or len(line) <= width else shorter
+
+
+def describe_rare(counts: Manifest, vocabulary: Manifest, config: PreprocessConfig) -> str | None:
+    """Return one line on a log whose categories are nearly all unknown, or occur once; None for others."""
+    no_row, unknown, single = rare_shares(counts, vocabulary)
+    if len(counted_samples(counts)) < _LEAST_SAMPLES:
+        return None
+    if single > _MOST_RARE:
+        return (
+            f"{single:.0%} of the lookups are of categories that occur once, which teach a model nothing: "
+            "`hotset schema LOG` proposes columns that repeat"
+        )
+    # A recipe for a large log keeps few categories of a small one; a threshold of the user's is no surprise.
+    name, least = config.ingest.schema, config.rank.min_count
+    if no_row < _MOST_RARE or name not in RECIPES or least != recipe_for(name).rank.min_count:
+        return None
+    others = [other for other in RECIPES if schema_named(other) == schema_named(name)]
+    other = min(others, key=lambda each: recipe_for(each).rank.min_count)
+    if recipe_for(other).rank.min_count == least:
+        return None
+    return (
+        f"{no_row:.0%} of the categories, with {unknown:.0%} of the lookups, occur fewer than {least} times "
+        f"and share one row of their table: if the log is not that of {name}, give --schema {other}"
+    )
 
 
 def describe_auto(plan: Manifest) -> str:

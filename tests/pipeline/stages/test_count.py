@@ -27,6 +27,7 @@ from hotset.pipeline.stages.count import (
     CountConfig,
     Span,
     SpilledCounts,
+    check_num_files,
     count,
     evaluation_parts,
     first_of_time,
@@ -280,6 +281,39 @@ def test_a_validation_part_lies_before_the_test_part(
     counts = count(config, columns, tmp_path / "counts")
     assert counted(counts) == naive_counts(samples[:num_train])
     assert (counts.totals["num_train_samples"], counts.totals["num_valid_samples"]) == (num_train, num_valid)
+
+
+@pytest.mark.parametrize(
+    ("fields", "empty"),
+    [
+        ({"eval_files": 1}, ["evaluation"]),
+        ({"eval_files": 2, "valid_files": 1}, []),
+        ({"eval_fraction": 0.01}, ["evaluation"]),
+        ({"eval_fraction": 0.0, "valid_files": 1}, ["validation"]),
+        ({"eval_fraction": 0.0}, []),
+        ({"eval_fraction": 0.5, "valid_fraction": 0.01}, ["validation"]),
+    ],
+)
+def test_a_part_without_samples_is_warned_of(
+    tmp_path: Path,
+    fields: dict[str, Any],
+    empty: list[str],
+    rng: np.random.Generator,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    samples = draw_samples(40, rng)
+    columns = columns_of_of_count(tmp_path, samples[:20], samples[20:30], samples[30:], [])
+    count(CountConfig(**fields), columns, tmp_path / "counts")
+    assert [record.message.split()[4].rstrip(":") for record in caplog.records] == empty
+
+
+def test_no_file_is_for_validation_where_none_is_wanted() -> None:
+    assert CountConfig(valid_files=0) == CountConfig()
+    check_num_files(CountConfig(eval_files=1, valid_files=1), 3)
+    check_num_files(CountConfig(), 1)
+    for num_files in (1, 2):
+        with pytest.raises(ConfigError, match=f"take the last 2 files of {num_files}: none is left"):
+            check_num_files(CountConfig(eval_files=1, valid_files=1), num_files)
 
 
 def test_a_folder_without_validation_is_as_it_always_was(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -97,7 +97,7 @@ def test_mistakes_are_one_error_line_and_a_hint(
         arguments = [command, str(raw), "--out", str(tmp_path / "out"), "--schema"]
         assert main([*arguments, "movielens"]) == 1
         shown = capsys.readouterr().err
-        assert "error: no schema 'movielens'\nhint: use one of criteo-kaggle, criteo-1tb, avazu" in shown
+        assert "error: no schema 'movielens'\nhint: use one of ali-ccp, avazu, avazu-x1," in shown
         schema.write_text(SCHEMA.replace("label =", "lable ="))
         assert main([*arguments, str(schema)]) == 1
         shown = capsys.readouterr().err

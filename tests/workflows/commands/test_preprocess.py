@@ -28,6 +28,7 @@ from hotset.pipeline.runtime import progress
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
+from hotset.tests.support.logs.known_logs import lines_of
 from hotset.tests.support.preprocess_runs import CONFIG
 from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
@@ -110,6 +111,58 @@ def test_that_every_row_is_hot_is_one_note_with_a_way_out(
 KEPT = ("--hot-bytes", "20KiB", "--min-count", "2", "--eval-fraction", "0.2", "--batch-size", "32")
 """Settings of a folder that differ from the defaults, of all stages but one."""
 MORE_KEPT = ("--seed", "3", "--embedding-dim", "8", "--on-bad-line", "skip:0.01", "--valid-fraction", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("schema", "num_samples", "is_warned"),
+    [
+        ("criteo-1tb", 4000, True),
+        ("criteo-kaggle", 4000, False),
+        ("criteo-1tb", 900, False),  # too few to judge
+    ],
+)
+def test_a_log_of_another_size_than_its_schema_is_warned_of(
+    schema: str, num_samples: int, is_warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = str(tmp_path / "log.tsv")
+    assert main(["generate", "--samples", str(num_samples), "--out", log]) == 0
+    capsys.readouterr()
+    assert main(["preprocess", log, "--schema", schema, "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().err
+    assert ("give --schema criteo-kaggle" in shown) == is_warned == ("warning:" in shown)
+    if is_warned:  # a threshold of the user's is no surprise
+        options = ["--min-count", "14", "--redo", "rank"]
+        assert main(["preprocess", log, "--schema", schema, "--out", str(tmp_path / "out"), *options]) == 0
+        assert "warning:" not in capsys.readouterr().err
+
+
+def test_categories_that_occur_once_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = tmp_path / "schema.toml"
+    schema.write_text('format = "csv"\nlabel = "y"\ndense = []\n[sparse]\na = "text"\nb = "integer"\n')
+    for repeats, is_warned in ((1, True), (4, False)):
+        log, out = tmp_path / f"{repeats}.csv", str(tmp_path / str(repeats))
+        rows = [f"{row % 2},t{row // repeats},{row // repeats}" for row in range(2000)]
+        log.write_text("\n".join(["y,a,b", *rows, ""]))
+        assert main(["preprocess", str(log), "--schema", str(schema), "--out", out]) == 0
+        assert ("categories that occur once" in capsys.readouterr().err) == is_warned
+
+
+def test_one_file_of_a_published_split_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.csv").write_text(lines_of("avazu-x1", num_rows=50))
+    command = [
+        "preprocess",
+        str(tmp_path / "train.csv"),
+        "--schema",
+        "avazu-x1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(command) == 1
+    assert "none is left to train on\nhint: give the files of all parts" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*command, "--eval-files", "0", "--valid-files", "0"]) == 0
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
