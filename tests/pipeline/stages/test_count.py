@@ -353,7 +353,7 @@ def test_a_table_that_only_misses_values_has_no_category(tmp_path: Path) -> None
         {"eval_files": -1},
         {"valid_fraction": 0.0},
         {"valid_fraction": 1.0},
-        {"valid_files": 0},
+        {"valid_files": -1},
     ],
 )
 def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
