@@ -262,10 +262,14 @@ _CHARTED_NAMES = {
     "cache lfu": "cache (FreqCache, LFU)",
     "lookahead": "lookahead (hotset's default)",
 }
-_WIDTH, _BAR, _STEP, _LEFT = 720, 18, 28, 310
+_WIDTH, _BAR, _STEP, _EDGE = 480, 14, 42, 10
+"""Names are above their bars, so that the chart is narrow and its text can be read on a phone."""
+# A page without a dark theme shows the picture on its own ground.
 _STYLE = (
-    "text{font:14px system-ui,sans-serif;fill:#24292f}.bar{fill:#8c959f}.own{fill:#0969da}"
-    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.bar{fill:#6e7681}.own{fill:#58a6ff}}"
+    "svg{background:#fff}text{font:14px system-ui,sans-serif;fill:#24292f}.bar{fill:#8c959f}"
+    ".own{fill:#0969da}"
+    "@media(prefers-color-scheme:dark){svg{background:#0d1117}text{fill:#e6edf3}.bar{fill:#6e7681}"
+    ".own{fill:#58a6ff}}"
 )
 
 
@@ -279,21 +283,21 @@ def draw_chart(moved: dict[str, float]) -> str:
     """Return the chart: a bar and a number for each placement."""
     height = _STEP * len(moved) + 40
     title = "Bytes moved per sample between host and fast memory"
+    size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
         f"<title>{title}</title><style>{_STYLE}</style>",
-        f'<text x="0" y="18" font-weight="600">{title}</text>',
+        f'<text x="{_EDGE}" y="22" style="font-weight:600">{title}</text>',
     ]
-    scale = (_WIDTH - _LEFT - 60) / max(moved.values())
+    scale = (_WIDTH - 2 * _EDGE - 50) / max(moved.values())
     for number, (name, value) in enumerate(moved.items()):
-        top = 34 + _STEP * number
+        top = 36 + _STEP * number
         kind = "own" if name == "lookahead" else "bar"
         length = max(scale * value, 1)
-        lines.append(f'<text x="0" y="{top + 14}">{_CHARTED_NAMES[name]}</text>')
-        lines.append(
-            f'<rect class="{kind}" x="{_LEFT}" y="{top}" width="{length:.1f}" height="{_BAR}" rx="2"/>'
-        )
-        lines.append(f'<text x="{_LEFT + length + 6:.1f}" y="{top + 14}">{value:,.0f}</text>')
+        lines.append(f'<text x="{_EDGE}" y="{top + 12}">{_CHARTED_NAMES[name]}</text>')
+        bar = f'x="{_EDGE}" y="{top + 19}" width="{length:.1f}" height="{_BAR}" rx="2"'
+        lines.append(f'<rect class="{kind}" {bar}/>')
+        lines.append(f'<text x="{_EDGE + length + 6:.1f}" y="{top + 31}">{value:,.0f}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
