@@ -319,7 +319,8 @@ def show_findings(result: Characterised, console: Console) -> None:
         print_line(console, f"Warning: no verdicts: {disturbed}.", style="bold yellow")
     print_line(console, "")
     for name in ("elasticities", "placements", "speeds"):
-        print_table(console, tables[name])
+        if tables[name].rows:
+            print_table(console, tables[name])
     num_cells, num_runs = len(tables["cells"].rows), len(result.runs)
     print_line(console, f"{num_cells} cells, {num_runs} runs in {result.minutes:.1f} minutes.")
 
@@ -354,7 +355,12 @@ def findings_page(result: Characterised) -> str:
     sections = [
         Section("factors", "Speed by factor", by_factor, charts, [tables["elasticities"]]),
         Section("observations", "Published observations", verdicts, None, shown=[tables["observations"]]),
-        Section("placements", "Samples per second by placement", "", None, shown=[tables["placements"]]),
+        # A short sweep has no model with several placements.
+        *(
+            [Section("placements", "Samples per second by placement", "", None, shown=[tables["placements"]])]
+            if tables["placements"].rows
+            else []
+        ),
         Section("speeds", "Speeds of this machine", speeds, None, [tables["speeds"]]),
         Section(
             "cells",

@@ -350,7 +350,7 @@ def describe_default_runs(found: dict[str, Any]) -> str:
         f"Simulated, not measured: epoch 0 of hotset train without options, {batches} batches of "
         f"{settings['batch_size']:,} samples (order {settings['order']}, seed {settings['seed']}). Rows take "
         f"{settings['row_bytes']:,} bytes with {settings['embedding_optimizer']}. {hot} holds hot rows, and "
-        f"{staging} holds rows on loan ({settings['num_slots']:,} slots, prefetch {settings['prefetch']}). "
+        f"{staging} holds loaded rows ({settings['num_slots']:,} slots, prefetch {settings['prefetch']}). "
         f"cache: {settings['cache_policy']} in {settings['cache_slots']:,} slots. fae: the fewest switches, "
         "as with --fae-variant code. A run counts the same bytes."
     )
