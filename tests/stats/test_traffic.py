@@ -73,6 +73,13 @@ def test_a_buffer_overflows_no_more_often_than_promised(rng: np.random.Generator
     assert buffer_rows(0.0, 1.0) == 0
 
 
+@pytest.mark.parametrize("expected", [0.0, 0.1, 3.0, 1000.0])
+@pytest.mark.parametrize("probability", [0.5, 1e-3, 1e-12])
+def test_a_buffer_is_no_smaller_than_the_bound(expected: float, probability: float) -> None:
+    more = buffer_rows(expected, probability) - expected
+    assert math.exp(-(more**2) / (2 * (expected + more / 3))) <= probability
+
+
 rates_of_rows = st.lists(st.floats(0, 1), min_size=1, max_size=30)
 
 

@@ -20,6 +20,7 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import run
 from hotset.train.config import CheckpointSettings, ExchangeOptions, TrainConfig
+from hotset.train.dense.gradients import DenseDtype, cpu_features, has_bf16
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.run import RunOptions, train
 
@@ -51,6 +52,18 @@ def test_a_run_folder_holds_all_of_a_run(shards: Path, tmp_path: Path) -> None:
     assert (losses, evaluations) == ([2, 4, 6, 8], [3, 6, 8])
     assert lines_of(out)[-1]["evaluation"]["auc"] == summary["auc"]
     assert sorted(np.load(out / "batch_order.npy").tolist()) == list(range(8))
+
+
+def test_a_run_in_slow_bf16_is_warned_of(
+    shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_bf16(cpu_features()):
+        pytest.skip("this CPU has no instructions for bf16")
+    monkeypatch.setattr(run, "cpu_features", lambda: frozenset({"GenuineIntel", "avx512f", "avx512_bf16"}))
+    dtypes: tuple[DenseDtype, ...] = ("fp32", "bf16")
+    for dtype in dtypes:
+        train(shards, TrainConfig(dense_dtype=dtype, **FIELDS), tmp_path / dtype)
+        assert ("bf16 is about half as fast" in caplog.text) == (dtype == "bf16")
 
 
 def test_one_process_warns_of_a_codec_that_it_has_no_use_for(
