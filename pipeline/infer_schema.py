@@ -24,7 +24,7 @@ from .raw.criteo import tells_label
 from .raw.criteo_kernel import count_newlines
 from .raw.json_parts import first_rows
 from .raw.log_files import example_file
-from .raw.log_parts import recognise
+from .raw.log_parts import recognise, without_mark
 from .raw.part import Block, iterate_blocks
 from .raw.raw_file import RawFile
 from .raw.tabular import MISSING_WORDS
@@ -227,7 +227,7 @@ def explain_built_in(path: Path) -> str | None:
     if file.read_format() != "text":
         return None
     block = next((block.read() for block in iterate_blocks(file, _START_BYTES)), None)
-    has_label = None if block is None else tells_label(block, schema_named("criteo-kaggle"))
+    has_label = None if block is None else tells_label(without_mark(block), schema_named("criteo-kaggle"))
     if has_label is None:
         return None
     without_label = "" if has_label else ", and give --no-label"

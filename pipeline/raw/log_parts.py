@@ -28,7 +28,7 @@ from .json_parts import first_rows, read_lines, types_of
 from .part import Block, Part, PlainBlock, RawParts, iterate_blocks
 from .raw_file import RawFile
 from .same_log import block_name, checksum_of_block
-from .tabular import check_types, fields_of_header, find_fields, parse_batch, parse_csv
+from .tabular import after_bom, check_types, fields_of_header, find_fields, parse_batch, parse_csv
 
 _MIN_CRITEO_LINE_BYTES = 39
 _START_BYTES = 4096
@@ -165,6 +165,7 @@ class _CriteoParts:
 
     def parse(self, block: Block, *, is_first: bool) -> Part:
         """Parse the lines of a block."""
+        block = without_mark(block) if is_first else block
         # Find the reasons of bad lines only where they are counted.
         parsed = parse_block(block, self.schema, has_label=self.has_label)
         bad: Counter[str] = Counter()
@@ -174,6 +175,12 @@ class _CriteoParts:
         elif parsed.bad_lines.shape[0]:
             bad.update(count_reasons(block, parsed.bad_lines, self.schema, has_label=self.has_label))
         return Part(parsed.columns, parsed.num_samples, bad, fault)
+
+
+def without_mark(block: Block) -> Block:
+    """Return a block that begins a file without its byte order mark."""
+    num_bytes = after_bom(block)
+    return replace(block, text=block.text[num_bytes:], num_bytes=block.num_bytes - num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

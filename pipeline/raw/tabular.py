@@ -145,7 +145,7 @@ def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> 
 
 def fields_of_header(line: Block, separator: str) -> list[str]:
     """Return the column names in the first line of a CSV file."""
-    first = _after_bom(line)
+    first = after_bom(line)
     positions = np.arange(int(np.count_nonzero(line.lines == ord(separator))) + 1, dtype=np.int64)
     starts = np.zeros((positions.shape[0], 1), np.int64)
     stops = np.zeros_like(starts)
@@ -206,7 +206,7 @@ def split_lines(
         First byte and the one past the last of each field, (num_columns, num_lines), and fields of each line.
     """
     # Lines begin after a byte order mark and after the header line.
-    first = _after_bom(block) if is_first else 0
+    first = after_bom(block) if is_first else 0
     num_lines = block.num_lines
     if has_header:
         first = int(np.flatnonzero(block.lines == ord("\n"))[0]) + 1
@@ -239,7 +239,8 @@ def _ragged(line: int, found: int, wanted: int, schema: Schema) -> Fault:
     return Fault("field_count", line, f": found {fields}, want {wanted} between {between}")
 
 
-def _after_bom(block: Block) -> int:
+def after_bom(block: Block) -> int:
+    """Return where the text begins behind a byte order mark."""
     return len(_BOM) if bytes(block.lines[: len(_BOM)]) == _BOM else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
@@ -113,6 +114,19 @@ def test_criteo_with_a_header_of_small_letters_has_dense_integers(tmp_path: Path
     assert set(proposal.schema.kind_of.values()) == {"hex8"}
     config = IngestConfig(schema=proposal.text)
     assert ingest([tmp_path / "log.csv"], config, tmp_path / "columns").num_samples == NUM_ROWS
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_byte_order_mark_is_no_part_of_criteos_text(tmp_path: Path, compressed: bool) -> None:
+    text = lines_of("criteo-kaggle").encode()
+    files = []
+    for name, content in (("plain", text), ("marked", b"\xef\xbb\xbf" + text)):
+        (tmp_path / name).write_bytes(gzip.compress(content) if compressed else content)
+        columns = ingest([tmp_path / name], IngestConfig(), tmp_path / f"{name}-columns")
+        files.append([entry.xxh3_128 for entry in columns.files])
+        assert columns.num_samples == NUM_ROWS
+        assert "the format of Criteo's logs" in (explain_built_in(tmp_path / name) or "")
+    assert files[0] == files[1]
 
 
 def test_a_log_that_only_looks_like_a_known_one_gets_no_name(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from hotset.pipeline.folders.totals import VocabularyTable
 from hotset.pipeline.formats.ids import PartIds
 from hotset.pipeline.stages.encode import EncodedSamples
 from hotset.stats.metrics import probabilities
+from hotset.tests.support.logs.other_logs import write_parquet
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
 from hotset.train.config import PredictConfig, TrainConfig
 from hotset.train.data.batch import Batch
@@ -355,3 +356,15 @@ def test_a_folder_is_predicted_file_by_file_with_the_bits_of_one_log(
     (tmp_path / "log" / "b" / "part-0").write_text("".join([header, "x\n"]))
     with pytest.raises(InputError, match=r"part-0, line 2: found 1 field"):
         predict_file(predictor, tmp_path / "log", tmp_path / "t.parquet")
+
+
+def test_a_run_on_csv_predicts_the_same_columns_in_other_formats(lists: ScoredRun, tmp_path: Path) -> None:
+    assert lists.lines is not None
+    predictor = RunPredictor(lists.run)
+    parquet = write_parquet(tmp_path / "log.parquet", lists.lines)
+    np.testing.assert_array_equal(logits_of(predictor, predictor.open_log(parquet)), lists.evaluated())
+    table = pq.read_table(parquet)
+    with pa.ipc.new_file(tmp_path / "log.arrow", table.schema) as file:
+        file.write_table(table)
+    found = logits_of(predictor, predictor.open_log(tmp_path / "log.arrow"))
+    np.testing.assert_array_equal(found, lists.evaluated())
