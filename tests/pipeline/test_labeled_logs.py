@@ -46,6 +46,7 @@ from hotset.tests.support.logs.other_logs import (
 from hotset.tests.support.processes.kills import Killed, killed
 from hotset.tests.support.resealed import reseal
 from hotset.train.data.dataset import ShardDataset
+from hotset.train.data.shards import Shards
 from hotset.workflows.cli import main
 
 KINDS = {
@@ -156,7 +157,7 @@ def test_every_sample_keeps_its_columns(
     assert verify(tmp_path / "1", raw=[raw]) == []
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_choice_of_columns_stays_with_its_samples(tmp_path: Path, data: st.DataObject) -> None:
     """Labels or one label or none, with or without weights, groups and lists, in any order of columns."""
@@ -400,17 +401,6 @@ def test_a_missing_label_is_not_trained_as_another(data: Path, tmp_path: Path) -
     assert lacking > 10 and not (tmp_path / "run").exists()
 
 
-def test_a_missing_label_is_not_evaluated_as_another(labeled: Log, log: Log, tmp_path: Path) -> None:
-    raw = write_csv(tmp_path / "log.csv", labeled)
-    preprocess([raw], recipe(labeled), tmp_path / "dir", Resources(workers=1))
-    hotset.fit(tmp_path / "dir", tmp_path / "run")
-    other = write_csv(tmp_path / "other.csv", without(log, "list text"))
-    config = replace(recipe(labeled), count=CountConfig())
-    preprocess([other], config, tmp_path / "other", Resources(workers=1), like=tmp_path / "dir")
-    with pytest.raises(ShardError, match="samples lack the label 'click', which is trained on"):
-        hotset.evaluate(tmp_path / "run", tmp_path / "other")
-
-
 def test_other_programs_get_no_sample_without_its_label(log: Log, tmp_path: Path) -> None:
     plain = without(log, "list text")
     raw = write_csv(tmp_path / "log.csv", plain)
@@ -419,53 +409,75 @@ def test_other_programs_get_no_sample_without_its_label(log: Log, tmp_path: Path
         export_shards(shards, "fuxictr", tmp_path / "out")
 
 
-@pytest.fixture
-def labeled(tmp_path: Path) -> Log:
+NO_FEATURES = ("maybe label", "weight", "group integer")
+
+
+@pytest.fixture(scope="module")
+def labeled() -> Log:
     """A log without lists in which no sample lacks the first label."""
     kinds = {name: kind for name, kind in KINDS.items() if kind != "list text"}
     drawn = draw_log(120, kinds, np.random.default_rng(5))
     return Log(kinds, [(number, number % 2, *row[2:]) for number, row in enumerate(drawn.rows)])
 
 
-NO_FEATURES = ("maybe label", "weight", "group integer")
+@pytest.fixture(scope="module")
+def trained(labeled: Log, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with that log, its stages in ``dir`` and a run: none of them is changed."""
+    folder = tmp_path_factory.mktemp("trained")
+    raw = write_csv(folder / "log.csv", labeled)
+    preprocess([raw], recipe(labeled), folder / "dir", Resources(workers=1))
+    hotset.fit(folder / "dir", folder / "run")
+    return folder
+
+
+def test_a_missing_label_is_not_evaluated_as_another(trained: Path, log: Log, tmp_path: Path) -> None:
+    plain = without(log, "list text")
+    config = replace(recipe(plain), count=CountConfig())
+    raw = write_csv(tmp_path / "log.csv", plain)
+    preprocess([raw], config, tmp_path / "dir", Resources(workers=1), like=trained / "dir")
+    with pytest.raises(ShardError, match="samples lack the label 'click', which is trained on"):
+        hotset.evaluate(trained / "run", tmp_path / "dir")
 
 
 def test_training_says_what_it_leaves_out(
-    labeled: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    labeled: Log, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    raw = write_csv(tmp_path / "log.csv", labeled)
-    preprocess([raw], recipe(labeled), tmp_path / "dir", Resources(workers=1))
-    run = hotset.fit(tmp_path / "dir", tmp_path / "run")
+    Shards.open(trained / "dir").check_labels()
     assert "do not use these columns of the log: label_like it, weight, group" in caplog.text
     # What is left out decides nothing.
     plain = without(labeled, "weight", "group integer")
-    plain = Log({"click": "label"} | plain.kinds | {"click": "label", "like it": "unused"}, plain.rows)
-    plain = Log({name: plain.kinds[name] for name in without(labeled, *NO_FEATURES[1:]).kinds}, plain.rows)
-    config = recipe(plain)
-    preprocess([write_csv(tmp_path / "plain.csv", plain)], config, tmp_path / "plain", Resources(workers=1))
-    other = hotset.fit(tmp_path / "plain", tmp_path / "other")
-    files = [each.folder / "weights.safetensors" for each in (run, other)]
+    plain = Log(plain.kinds | {"click": "label", "like it": "unused"}, plain.rows)
+    raw = write_csv(tmp_path / "log.csv", plain)
+    preprocess([raw], recipe(plain), tmp_path / "dir", Resources(workers=1))
+    caplog.clear()
+    hotset.fit(tmp_path / "dir", tmp_path / "run")
+    assert "do not use" not in caplog.text
+    files = [folder / "run/weights.safetensors" for folder in (trained, tmp_path)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-@pytest.mark.parametrize("header", [True, False])
-def test_a_log_is_predicted_without_them(labeled: Log, header: bool, tmp_path: Path) -> None:
-    config = recipe(labeled)
-    if not header:
-        fields = f"header = false\nfields = {list(labeled.kinds)}"
-        config = replace(config, ingest=IngestConfig(schema=schema_text(labeled, more=fields)))
-    raw = write_csv(tmp_path / "log.csv", labeled, header=header)
-    preprocess([raw], config, tmp_path / "dir", Resources(workers=1))
-    run = hotset.fit(tmp_path / "dir", tmp_path / "run")
-    wanted = hotset.predict(run, raw)["probability"].to_list()
+def test_a_log_is_predicted_without_them(labeled: Log, trained: Path, tmp_path: Path) -> None:
+    wanted = hotset.predict(trained / "run", trained / "log.csv")["probability"].to_list()
     assert len(wanted) == 120
-    # Lines without names of columns lack what --no-label says, and have the others.
-    bare = without(labeled, *(NO_FEATURES if header else NO_FEATURES[:1]))
-    other = write_csv(tmp_path / "bare.csv", bare, header=header)
-    assert hotset.predict(run, other, has_label=header)["probability"].to_list() == wanted
+    bare = without(labeled, *NO_FEATURES)
+    other = write_csv(tmp_path / "bare.csv", bare)
+    assert hotset.predict(trained / "run", other)["probability"].to_list() == wanted
     columns = dict(zip(bare.kinds, map(list, zip(*bare.rows, strict=True)), strict=True))
     frame = pl.DataFrame(columns, schema_overrides={"query": pl.String, "site": pl.String})
-    assert hotset.predict(run, frame)["probability"].to_list() == wanted
+    assert hotset.predict(trained / "run", frame)["probability"].to_list() == wanted
+
+
+@pytest.mark.slow
+def test_lines_without_names_are_predicted_without_labels(labeled: Log, tmp_path: Path) -> None:
+    keys = f"header = false\nfields = {list(labeled.kinds)}"
+    config = replace(recipe(labeled), ingest=IngestConfig(schema=schema_text(labeled, more=keys)))
+    raw = write_csv(tmp_path / "log.csv", labeled, header=False)
+    preprocess([raw], config, tmp_path / "dir", Resources(workers=1))
+    run = hotset.fit(tmp_path / "dir", tmp_path / "run")
+    # The other fields are there, whether they are read or not.
+    bare = write_csv(tmp_path / "bare.csv", without(labeled, "maybe label"), header=False)
+    found = [hotset.predict(run, path, has_label=path == raw) for path in (raw, bare)]
+    assert found[0].equals(found[1]) and len(found[0]) == 120
 
 
 def test_a_log_without_labels_has_weights_and_groups(log: Log, tmp_path: Path) -> None:
@@ -522,9 +534,7 @@ def test_only_a_label_of_several_may_be_missing_in_columns(tmp_path: Path) -> No
         read_batch(columns, columns.files[0])
 
 
-def test_rates_are_shown_for_every_label(
-    log: Log, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rates_are_shown_for_every_label(log: Log, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stats", str(data), "--series", "log"]) == 0
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     columns = naive_columns(log)
@@ -542,5 +552,9 @@ def test_rates_are_shown_for_every_label(
             rate,
         ]
         assert wanted in shown
+
+
+@pytest.mark.slow
+def test_the_report_names_every_label(data: Path, tmp_path: Path) -> None:
     assert main(["stats", str(data), "--html", str(tmp_path / "report.html")]) == 0
     assert "like it" in (tmp_path / "report.html").read_text()
