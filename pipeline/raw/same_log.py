@@ -28,6 +28,8 @@ REMEDY = "--redo ingest reads it from its start; --trust-names compares names an
 _SETTLED_NS = 2_000_000_000
 """Age of a file's times, when it is inspected, below which no note is taken: one more write may leave them as
 they are."""
+_LEAST_NOTED_BYTES = 1 << 20
+"""Size below which a file is hashed again: a note would cost more than it saves."""
 _BLOCKS_OF_WORKER = 3
 """Blocks of text that a worker holds: the one that it hashes, and decompressed ones that wait."""
 
@@ -130,7 +132,8 @@ def note_log(file: RawFile, block_bytes: int, checksum: str) -> None:
         block_bytes: of the blocks in the checksum.
         checksum: that of `checksum_of_log`.
     """
-    if max(file.state[3:5]) > file.seen_ns - _SETTLED_NS:
+    is_young = max(file.state[3:5]) > file.seen_ns - _SETTLED_NS
+    if is_young or file.num_bytes < _LEAST_NOTED_BYTES:
         return
     with suppress(OSError, RuntimeError):
         note = _note_of(file.path)

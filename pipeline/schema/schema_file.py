@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,7 @@ def setting_of(word: str) -> str:
     return write_schema(schema)
 
 
+@lru_cache(maxsize=16)
 def schema_of(setting: str) -> Schema:
     """Return the schema of a setting; raises ConfigError where it is none."""
     return read_schema(setting) if "\n" in setting else schema_named(setting)

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -251,16 +252,18 @@ def ingest(
     new = list(enumerate(files))[num_before:]
     parts = {number: open_log(file, number, config) for number, file in new}
     # The text of a compressed file has an unknown length, and then so has the whole: total 0.
-    total = sum(file.num_bytes for file in files) if not any(file.compression for file in files) else 0
+    ends = list(accumulate((file.num_bytes for file in files), initial=0))
+    total = ends[-1] if not any(file.compression for file in files) else 0
+    begun = {name.partition("-")[0] for name in output.finished}
     try:
         for number, file in new:
-            done = sum(file.num_bytes for file in files[:number])
             tally = _Tally(last_time=tallies[-1].last_time if tallies else None)
             if parts[number].is_hashed_whole:
                 unseen = replace(resources, progress=silent)
                 tally.known = checksum_of_log(file, config.block_bytes, unseen)
-                _compare_with_begun(file, number, tally.known, output, trust_names=trust_names)
-            ways = (done, total), resources, trust_names
+                is_begun = f"file{number:04}" in begun and not trust_names
+                _compare_with_begun(file, number, tally.known, output, is_begun=is_begun)
+            ways = (ends[number], total), resources, trust_names
             _ingest_file(file, parts[number], tally, config, output, *ways)
             tallies.append(tally)
             _check_unchanged(file)  # its parts would be of two logs
@@ -352,17 +355,16 @@ def _ingest_file(
                 _check_bad_lines(file, tally, config, max_lines_left=max_lines_left)
 
 
-def _compare_with_begun(
-    file: RawFile, number: int, checksum: str, output: Output, *, trust_names: bool
-) -> None:
-    """Keep the checksum of a file whose parts have none for a run that resumes this one, and compare it.
+def _compare_with_begun(file: RawFile, number: int, checksum: str, output: Output, *, is_begun: bool) -> None:
+    """Keep the checksum of a file whose parts have none for a run that resumes this one.
+
+    Where that is this run, because parts of the file are there (``is_begun``), compare the two.
 
     Raises:
         ManifestError: parts are finished, and the file is not the one that they were read from.
     """
     note = f"file{number:04}.checksum"
-    is_begun = any(name.startswith(f"file{number:04}-") for name in output.finished)
-    if is_begun and not trust_names and output.read_note(note) != checksum:
+    if is_begun and output.read_note(note) != checksum:
         raise _changed(file, output)
     output.write_note(note, checksum)
 

@@ -75,11 +75,17 @@ def rewrite(log: Log, *, keeps_times: bool) -> None:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+def take_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note also logs that were just written, and small ones."""
+    monkeypatch.setattr(same_log, "_SETTLED_NS", -(10**12))
+    monkeypatch.setattr(same_log, "_LEAST_NOTED_BYTES", 0)
+
+
 @pytest.mark.parametrize("keeps_times", [False, True])
 def test_a_finished_folder_is_not_taken_for_that_of_a_corrected_log(
     log: Log, keeps_times: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(same_log, "_SETTLED_NS", -(10**12))  # with notes, which must not mislead
+    take_notes(monkeypatch)  # which must not mislead
     path, config, _ = log
     made = ingest([path], config, tmp_path / "out")
     assert ingest([path], config, tmp_path / "out").fingerprint == made.fingerprint
@@ -136,7 +142,7 @@ def test_a_log_replaced_after_a_kill_is_not_mixed_with_the_first(
 def test_what_is_trusted_is_not_noted(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that goes on with parts of another log knows no checksum of the one that is there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(same_log, "_SETTLED_NS", -(10**12))
+    take_notes(monkeypatch)
     path, config, _ = log
     with monkeypatch.context() as patch:
         patch.setattr("hotset.pipeline.stages.ingest.write_batch", interrupt_after(9, KeyboardInterrupt))
@@ -191,9 +197,12 @@ def test_a_note_saves_reading_only_while_the_file_is_as_it_was(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "log.tsv"
     path.write_bytes(b"some\nlines\n")
+    settled = same_log._SETTLED_NS
+    take_notes(monkeypatch)
+    monkeypatch.setattr(same_log, "_SETTLED_NS", settled)
     note_log(RawFile.inspect(path), 8, "abc")
     assert noted_checksum(RawFile.inspect(path), 8) is None  # a file just written may be written once more
-    monkeypatch.setattr(same_log, "_SETTLED_NS", -(10**12))
+    take_notes(monkeypatch)
     note_log(RawFile.inspect(path), 8, "abc")
     assert noted_checksum(RawFile.inspect(path), 8) == "abc"
     assert noted_checksum(RawFile.inspect(path), 16) is None
@@ -208,12 +217,21 @@ def test_a_note_saves_reading_only_while_the_file_is_as_it_was(
     assert noted_checksum(RawFile.inspect(path), 8) is None
 
 
+def test_a_small_file_is_hashed_again_and_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(same_log, "_SETTLED_NS", -(10**12))
+    for size, is_noted in ((2**20 - 1, False), (2**20, True)):
+        (tmp_path / "log").write_bytes(b"x" * size)
+        note_log(RawFile.inspect(tmp_path / "log"), 8, "abc")
+        assert (noted_checksum(RawFile.inspect(tmp_path / "log"), 8) is not None) == is_noted
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"state": 3}', b"\xff"])
 def test_a_damaged_note_counts_as_none(
     damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(same_log, "_SETTLED_NS", -(10**12))
+    take_notes(monkeypatch)
     path = tmp_path / "log.tsv"
     path.write_bytes(b"some\nlines\n")
     file = RawFile.inspect(path)
@@ -228,7 +246,7 @@ def test_a_cache_folder_that_cannot_be_written_does_no_harm(
 ) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(same_log, "_SETTLED_NS", -(10**12))
+    take_notes(monkeypatch)
     path = tmp_path / "log.tsv"
     path.write_bytes(b"some\nlines\n")
     note_log(RawFile.inspect(path), 8, "abc")
