@@ -20,6 +20,7 @@ D embedding_dim, N rows, C categories of all tables.
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import logging
 import warnings
@@ -37,7 +38,7 @@ from torch import nn
 from ...pipeline.errors import MissingExtraError, install_hint
 from ...pipeline.folders.whole_file import whole_folder, write_json
 from ...pipeline.runtime.tasks import ProgressCallback, silent
-from ...pipeline.schema.schema import DENSE_PREFIX, Schema
+from ...pipeline.schema.schema import DENSE_PREFIX, TIME_KINDS, Schema
 from ..build_model import ModelSource, explained
 from ..config import ExportConfig, RowType
 from ..evaluate import evaluate, load_dense_layers
@@ -275,7 +276,7 @@ class ServingGraph(nn.Module):
 
 
 _EXAMPLES: dict[str, Any] = {"integer": 7, "unsigned": 7, "hex8": "0000beef", "text": "a"}
-_TIME = "2026-01-31 23:59:59"
+_TIME = datetime.datetime(2026, 1, 31, 23, 59, 59, tzinfo=datetime.UTC)
 _INTEGER_TIME = 1_700_000_000
 """Seconds since 1970 of a time in 2023; in other units it is one in 1970."""
 _ROWS = {
@@ -291,7 +292,8 @@ def readme_of(features: Mapping[str, Any], config: ExportConfig, fingerprint: st
     columns: dict[str, list[Any]] = {each["column"]: [0.0, None] for each in features["dense"]}
     # Times last: a column that others are made from, too, is shown as one.
     for each in sorted(features["sparse"], key=lambda each: each["kind"] not in _EXAMPLES):
-        value = _EXAMPLES.get(each["kind"], _INTEGER_TIME if "unit" in each else _TIME)
+        time = _INTEGER_TIME if "unit" in each else _TIME.strftime(each.get("format", "%Y-%m-%d %H:%M:%S"))
+        value = _EXAMPLES.get(each["kind"], time)
         columns[each["column"]] = [[value, value], None] if each["is_list"] else [value, None]
     shown = "\n".join(f"    {name!r}: {values!r}," for name, values in columns.items())
     text = f"""\
@@ -475,14 +477,21 @@ def features_of(schema: Schema) -> dict[str, Any]:
     columns = dict(schema.renamed)
     lists = dict(schema.lists)
     units = dict(schema.time_units)
+    formats = dict(schema.time_formats)
+
+    def keys_of_time(name: str, kind: str) -> dict[str, str]:
+        zone = schema.zone if kind in TIME_KINDS else ""
+        keys = {"unit": units.get(name), "format": formats.get(name), "zone": zone}
+        return {key: value for key, value in keys.items() if value}
+
     return {
         "dense": [{"name": name, "column": columns.get(name, name)} for name in schema.dense],
         "sparse": [
             {"name": name, "column": columns.get(name, name), "kind": kind, "is_list": name in lists}
-            | ({"unit": units[name]} if name in units else {})
+            | keys_of_time(name, kind)
             for name, kind in schema.kind_of.items()
         ],
-    }
+    } | ({"missing": list(schema.missing)} if schema.missing else {})
 
 
 def _program_of(graph: ServingGraph, described: ExportedModel) -> torch.export.ExportedProgram:

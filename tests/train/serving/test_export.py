@@ -27,8 +27,11 @@ import hotset
 from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import VocabularyTotals
+from hotset.pipeline.raw.column_values import Form, read_column
+from hotset.pipeline.raw.text_fields import GOOD
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.tests.support.logs.other_logs import Log, write_csv
+from hotset.tests.support.logs.text_spans import spans_of
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
 from hotset.train.config import ROW_TYPES, ExportConfig, RowType
 from hotset.train.serving import export as export_module
@@ -271,6 +274,36 @@ def test_a_disk_without_room_for_the_model_is_one_line(
     with pytest.raises(HotsetError, match=r"has no room for .* of the model: No space left on device"):
         export_run(lists.run, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("2023-11-14 22:13:20.5 UTC", Form()),
+        ("2023/1/4 2:03:04.5 +0800", Form(zone="Asia/Shanghai")),
+        ("2023-11-14T22:13:20Z[UTC]", Form(zone="America/New_York")),
+        ("2023-11-14t22:13:20+01:00[Europe/Paris]", Form()),
+        ("2023-11-05 07:59", Form(zone="America/New_York")),
+        ("2023-11-14", Form(zone="Asia/Kathmandu")),
+        ("14/Nov/2023:22:13:20 +0130", Form(format="%d/%b/%Y:%H:%M:%S %z")),
+        ("23111422", Form(format="%y%m%d%H", zone="Asia/Tokyo")),
+        ("1700000000.75", Form("s")),
+        ("-0.5", Form("ms", zone="Asia/Tokyo")),
+        ("1699999999999999999", Form("ns")),
+    ],
+)
+def test_times_of_every_form_are_those_of_ingest(text: str, form: Form) -> None:
+    for kind in ("hour", "weekday"):
+        found = read_column(spans_of([text]), kind, form)
+        assert category_of(kind, text, form.unit, form.format, form.zone) == found.values[0]
+        assert found.states[0] == GOOD
+
+
+def test_forms_of_values_are_described() -> None:
+    text = 'format = "csv"\nmissing = ["NULL"]\nzone = "Asia/Tokyo"\n[sparse]\nuser = "text"\n'
+    described = features_of(read_schema(text + 'ts = { kind = "hour", format = "%H" }\n'))
+    assert described["missing"] == ["NULL"] and "zone" not in described["sparse"][0]
+    assert (described["sparse"][1]["format"], described["sparse"][1]["zone"]) == ("%H", "Asia/Tokyo")
 
 
 def test_times_are_described_with_their_unit() -> None:
