@@ -314,10 +314,15 @@ def setting_of(word: str) -> str:
     return write_schema(schema)
 
 
-@lru_cache(maxsize=16)
 def schema_of(setting: str) -> Schema:
     """Return the schema of a setting; raises ConfigError where it is none."""
-    return read_schema(setting) if "\n" in setting else schema_named(setting)
+    return _schema_of_text(setting) if "\n" in setting else schema_named(setting)
+
+
+@lru_cache(maxsize=16)
+def _schema_of_text(text: str) -> Schema:
+    """Read a schema once: stages ask for it with every part."""
+    return read_schema(text)
 
 
 def schema_identity(setting: str) -> str:
