@@ -155,9 +155,20 @@ class Proposal:
         lines = [f"# Guessed from the first {self.num_rows:,} rows: look at every line, then preprocess."]
         lines += [f"# {note}" for note in self.notes]
         lines.append("# A column belongs in dense where the size of its numbers means something.")
+        lines += self._time_of_samples()
         notes = {_features_of(column)[0][0]: column.note for column in self.columns if column.is_used}
         tail = [self._left_out(column) for column in self.columns if not column.is_used]
         return "\n".join([*lines, write_schema(self.schema, notes) + "\n".join([*tail, ""])])
+
+    def _time_of_samples(self) -> list[str]:
+        """Return the comment that offers the first column of times as the time of the samples."""
+        times = [(each.name, each.times) for each in self.columns if each.times and each.times.is_certain]
+        if not times:
+            return []
+        name, found = times[0]
+        text = write_schema(replace(self.schema, time=(name, found.unit or "")), {})
+        entry = next(line for line in text.splitlines() if line.startswith("time = "))
+        return [f"# {entry}  # uncomment to cut the test part at a time, if the rows are in its order"]
 
     def _left_out(self, column: InferredColumn) -> str:
         """Return the comment on a column without a feature: where it could have one, with its entry."""

@@ -459,3 +459,20 @@ def test_no_schema_is_proposed_for_what_is_no_text(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(InputError, match="is neither Parquet nor text"):
             propose_schema(path)
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_column_of_times_is_offered_as_the_time_of_the_samples(tmp_path: Path, is_text: bool) -> None:
+    seconds = [1_700_000_000 + 700 * number for number in range(300)]
+    shown = [str(np.datetime64(each, "s")) if is_text else str(1000 * each) for each in seconds]
+    log = tmp_path / "clicks.csv"
+    rows = [f"{number % 2},{number % 7},{each}" for number, each in enumerate(shown)]
+    log.write_text("\n".join(["click,item,ts", *rows, ""]))
+    text = propose_schema(log).text
+    entry = 'time = "ts"' if is_text else 'time = { column = "ts", unit = "ms" }'
+    (line,) = (line for line in text.splitlines() if line.startswith("# time"))
+    assert line.startswith(f"# {entry}  # ")
+    # Without its mark the line is a key of the schema.
+    schema = tmp_path / "schema.toml"
+    schema.write_text(text.replace(line, line.removeprefix("# ")))
+    assert read_schema(schema.read_text()).time == ("ts", "" if is_text else "ms")
