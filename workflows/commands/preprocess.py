@@ -521,11 +521,15 @@ def describe_shards(shards: Manifest) -> str:
     samples = totals.samples
     batches = totals.batches
     return (
-        f"{samples.hot_only:,} samples in {batches.hot_only:,} hot-only batches, "
-        f"{samples.mixed:,} in {batches.mixed:,} mixed batches, "
+        f"{samples.hot_only:,} samples in {_batches(batches.hot_only, 'hot-only')}, "
+        f"{samples.mixed:,} in {_batches(batches.mixed, 'mixed')}, "
         f"{samples.evaluation:,} for evaluation; "
         f"{totals.num_hot_rows:,} of {totals.num_rows:,} rows are hot"
     )
+
+
+def _batches(count: int, kind: str) -> str:
+    return f"{count:,} {kind} batch{'' if count == 1 else 'es'}"
 
 
 def describe_id_map(id_map: Manifest) -> str:
