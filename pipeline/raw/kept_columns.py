@@ -106,6 +106,7 @@ def beside(probabilities: Iterable[Any], kept: Iterator[Any], logs: Sequence[Raw
         InputError: the log is another one now.
     """
     rest: Any = None
+    first: Any = None
     for found in probabilities:
         parts = []
         missing = len(found)
@@ -113,6 +114,8 @@ def beside(probabilities: Iterable[Any], kept: Iterator[Any], logs: Sequence[Raw
             rest = rest if rest is not None and len(rest) else next(kept, None)
             if rest is None:
                 raise _changed(logs[0])
+            first = rest.schema if first is None else first
+            rest = _as_first(rest, first)
             parts.append(rest.slice(0, missing))
             rest = rest.slice(len(parts[-1]))
             missing -= len(parts[-1])
@@ -125,6 +128,17 @@ def beside(probabilities: Iterable[Any], kept: Iterator[Any], logs: Sequence[Raw
     for log in logs:
         if not log.is_unchanged():
             raise _changed(log)
+
+
+def _as_first(batch: Any, schema: Any) -> Any:
+    """Return a batch with the types of the log's first one: files of a log may differ in them."""
+    try:
+        return batch if batch.schema.equals(schema) else batch.cast(schema)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"--keep: a column has other types in later files: {str(error).splitlines()[0]}",
+            hint="leave the column out of --keep, or predict the files one by one",
+        ) from error
 
 
 def _changed(log: RawFile) -> InputError:

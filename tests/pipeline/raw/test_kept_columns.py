@@ -109,3 +109,18 @@ def test_damage_in_a_column_that_is_kept_is_one_line(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(InputError, match="cannot be read to its end"):
         read(path, schema_of('format = "parquet"\n[sparse]\nclick = "integer"'), ["request"])
+
+
+def test_files_of_a_log_may_differ_in_types(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    log = RawFile.inspect(tmp_path / "log")
+    scores = [pa.record_batch({"probability": pa.array([0.5, 0.5, 0.5])})]
+    texts = pa.record_batch({"a": ["7", "8"]})
+    for first, second, wanted in (
+        (pa.record_batch({"a": [1]}), texts, [1, 7, 8]),
+        (texts, pa.record_batch({"a": [1]}), ["7", "8", "1"]),
+    ):
+        found = pa.Table.from_batches(beside(scores, iter([first, second]), [log]))
+        assert found["a"].to_pylist() == wanted
+    with pytest.raises(InputError, match="a column has other types in later files"):
+        list(beside(scores, iter([pa.record_batch({"a": [1]}), pa.record_batch({"a": ["x", "y"]})]), [log]))

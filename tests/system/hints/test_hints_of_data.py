@@ -523,3 +523,14 @@ def test_a_log_that_changes_while_columns_are_copied_is_predicted_again(shell: S
         file.write("\n")
     assert hint_of(lambda: list(beside([], iter(()), [raw]))) == "run again when it is complete"
     assert list(beside([], iter(()), [RawFile.inspect(Path("log.tsv"))])) == []
+
+
+@follows("pipeline/raw/kept_columns.py::_as_first")
+def test_columns_whose_types_differ_between_files_are_copied_file_by_file(shell: Shell) -> None:
+    raw = RawFile.inspect(Path("log.tsv"))
+    scores = [pa.record_batch({"probability": [0.5]})]
+    files = [pa.record_batch({"age": [1]}), pa.record_batch({"age": ["x"]})]
+    hint = hint_of(lambda: list(beside(scores * 2, iter(files), [raw])))
+    assert hint == "leave the column out of --keep, or predict the files one by one"
+    for file in files:
+        assert [each.num_rows for each in beside(scores, iter([file]), [raw])] == [1]
