@@ -45,6 +45,7 @@ from .preprocess import (
     resolved,
     stages_of,
 )
+from .raw.csv_parts import CsvParts
 from .raw.log_files import inspect_logs
 from .raw.part import Part
 from .raw.raw_file import RawFile
@@ -271,7 +272,8 @@ def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -
     is_plain = file.compression is None and not parts.is_hashed_whole
     num_blocks = -(-file.num_bytes // _BLOCK_BYTES) if is_plain else most
     step = max(1, num_blocks // most)
-    for position, unread in enumerate(islice(parts.iterate({}), 0, step * most, step)):
+    every = parts.sample(step) if isinstance(parts, CsvParts) else islice(parts.iterate({}), 0, None, step)
+    for position, unread in enumerate(islice(every, most)):
         part = unread.read()
         if part is None:
             continue

@@ -21,14 +21,14 @@ from .infer_column import MIN_ROWS_TO_JUDGE, InferredColumn, are_times, infer_co
 from .raw.arrow_parts import open_rows
 from .raw.column_values import plain, read_column, read_values
 from .raw.criteo import tells_label
-from .raw.criteo_kernel import count_newlines
 from .raw.json_parts import first_rows
 from .raw.log_files import example_file
-from .raw.log_parts import recognise, without_mark
-from .raw.part import Block, iterate_blocks
+from .raw.part import Block, bytes_of_mark, iterate_blocks, without_mark
 from .raw.raw_file import RawFile
+from .raw.recognise import recognise
+from .raw.records import WHOLE, dialect_of, find_records
 from .raw.tabular import MISSING_WORDS
-from .raw.text_fields import BAD, GOOD, split_fields
+from .raw.text_fields import BAD, GOOD
 from .raw.text_lists import Spans
 from .schema.schema import Schema
 from .schema.schema_file import schema_named, write_entry, write_schema
@@ -132,6 +132,8 @@ def follows_label(column: InferredColumn, values: Any, label: str, labels: Any) 
 
 _SEPARATORS = ",\t;|"
 _SNIFFED_LINES = 100
+_MOST_BROKEN = 1000
+"""Lines with wrong quotes up to which a log is looked at."""
 _SNIFFED_BYTES = 4 * MIB
 _START_BYTES = 1 << 16
 """Bytes of a log that are compared with Criteo's format."""
@@ -271,16 +273,31 @@ def _first_rows(file: RawFile, form: str, num_rows: int) -> Any:
 def _num_fields(
     block: Block, separator: str, places: NDArray[np.int64]
 ) -> tuple[Any, Any, NDArray[np.int64]]:
-    """Return starts and stops of the wanted fields of every line, and how many fields each has."""
+    """Return starts and stops of the wanted fields of every record, and how many fields each has.
+
+    A line with a quote that is not closed has -1, and the next line is taken for a record.
+    """
     text = block.text.copy()
-    num_lines = count_newlines(block.lines)
-    starts = np.zeros((max(1, int(places.max(initial=-1)) + 1), num_lines), np.int64)
-    stops = np.zeros_like(starts)
-    found = np.zeros(num_lines, np.int64)
+    dialect = dialect_of(Schema(dense=(), sparse=(), format="csv", separator=separator))
     # A byte order mark is no part of the first name.
-    first = 3 if bytes(text[:3]) == b"\xef\xbb\xbf" else 0
-    split_fields(text, first, block.num_bytes, ord(separator), places, starts, stops, found)
-    return (text, starts), stops, found
+    begin = bytes_of_mark(block)
+    ends: list[tuple[NDArray[np.int64], ...]] = []
+    is_whole = False
+    while not is_whole and begin < block.num_bytes and len(ends) < _MOST_BROKEN:
+        found = find_records(text, begin, block.num_bytes, dialect, places)
+        is_whole = found.status == WHOLE
+        begin = text[: block.num_bytes].tobytes().find(b"\n", found.end) + 1
+        # A line with a wrong quote is one more record, without fields.
+        more = np.zeros((found.starts.shape[0], 0 if is_whole else 1), np.int64)
+        ends.append(
+            (
+                np.concatenate([found.starts, more], axis=1),
+                np.concatenate([found.stops, more], axis=1),
+                np.concatenate([found.num_fields, np.full(more.shape[1], -1)]),
+            )
+        )
+    starts, stops, num_fields = (np.concatenate(each, axis=-1) for each in zip(*ends, strict=True))
+    return (text, starts), stops, num_fields
 
 
 def _separator_of(block: Block) -> str:

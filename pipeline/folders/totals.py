@@ -553,6 +553,8 @@ class ColumnsFacts(JsonRecord):
     """Elements of each list-valued feature."""
     bad: dict[str, int] = field(default_factory=dict)
     """Skipped lines by reason."""
+    num_other_lines: int | None = None
+    """Lines that are no rows, or that go on with one; None where there are none."""
     first_time: int | None = None
     """Time of the first sample, seconds since 1970; None without times or samples."""
     last_time: int | None = None

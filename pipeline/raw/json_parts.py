@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 from ..errors import MIB
 from ..schema.schema import LABEL, WEIGHT, Schema
 from .column_values import FLOATS, is_list
-from .part import MAX_LINE_BYTES, iterate_blocks
+from .part import MAX_LINE_BYTES, Block, Part, iterate_blocks
 from .raw_file import RawFile
-from .tabular import columns_of, find_fields
+from .tabular import check_types, columns_of, find_fields, parse_batch
+from .text_parts import CriteoParts, TextPart
 
 _ROWS_OF_LOOK = 10_000
 _TEXT = pa.string()
@@ -184,3 +186,34 @@ def batches_of(file: RawFile, names: Sequence[str]) -> Iterator[Any]:
         if block.num_bytes:
             batch = read_lines(block.lines, fields)[0]
             yield batch if batch.schema == fields else batch.cast(fields)
+
+
+@dataclass
+class JsonParts(CriteoParts):
+    """Blocks of JSON Lines."""
+
+    unit: str = "row"
+    min_line_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        partitions = self.file.partitions
+        wanted = self.schema.columns(has_label=self.has_label)
+        found = first_rows(self.file).schema
+        self._constants = {
+            name: partitions[name] for name in wanted if name in partitions and name not in found.names
+        }
+        names = [name for name in wanted if name not in self._constants]
+        if not found.names:  # an empty file
+            found = pa.schema([(name, pa.null()) for name in names])
+        find_fields(names, found.names, self.file)
+        self._fields = types_of(found, self.schema, names, has_label=self.has_label)
+        check_types(self.file, self.schema, self._fields, has_label=self.has_label)
+
+    def parse(self, block: Block, part: TextPart) -> Part:
+        """Parse the lines of a block."""
+        batch, is_damaged = read_lines(block.lines, self._fields)
+        settings: dict[str, Any] = {"has_label": self.has_label, "constants": self._constants}
+        found = parse_batch(batch, self.schema, is_damaged=is_damaged, **settings)
+        if found.fault is not None and is_damaged[found.fault.line_in_block]:
+            return replace(found, fault=replace(found.fault, text=": want one JSON object on the line"))
+        return found

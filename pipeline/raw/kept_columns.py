@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, InputError
 from ..schema.schema import Schema, refuse_twice
-from .log_parts import COLUMNAR, as_read, header_of
-from .part import Block, iterate_blocks
+from .csv_parts import TextRecords
+from .log_parts import COLUMNAR, as_read
+from .part import Block
 from .raw_file import RawFile
-from .tabular import find_fields, split_lines
+from .tabular import find_fields
 
 
 def kept_columns(
@@ -46,14 +47,14 @@ def kept_columns(
         with open_rows(file, form) as rows:
             find_fields(names, rows.fields.names, file)
         return _batches(file, form, names)
+    records = TextRecords(file, schema, block_bytes)
     has_names = schema.format == "csv" and not schema.fields
-    fields = header_of(file, schema) if has_names else list(schema.fields or schema.columns(has_label=True))
+    fields = records.header.fields if has_names else schema.fields or schema.columns(has_label=True)
     if not has_label and not has_names:
-        fields = [name for name in fields if name not in schema.label_columns]
-    positions = np.full(len(fields), -1, np.int64)
-    positions[find_fields(names, fields, file)] = np.arange(len(names))
-    separator = schema.separator if schema.format == "csv" else "\t"
-    return _texts(file, names, positions, separator, block_bytes, has_names)
+        fields = tuple(name for name in fields if name not in schema.label_columns)
+    columns = np.full(len(fields), -1, np.int64)
+    columns[find_fields(names, fields, file)] = np.arange(len(names))
+    return _texts(records, names, columns)
 
 
 def _batches(file: RawFile, form: str, names: Sequence[str]) -> Iterator[Any]:
@@ -63,24 +64,13 @@ def _batches(file: RawFile, form: str, names: Sequence[str]) -> Iterator[Any]:
         yield from rows.batches(names)
 
 
-def _texts(
-    file: RawFile,
-    names: Sequence[str],
-    positions: NDArray[np.int64],
-    separator: str,
-    block_bytes: int,
-    has_names: bool,
-) -> Iterator[Any]:
-    for number, unread in enumerate(iterate_blocks(file, block_bytes)):
+def _texts(records: TextRecords, names: Sequence[str], columns: NDArray[np.int64]) -> Iterator[Any]:
+    for unread, head in records.blocks():
         block = unread.read()
-        if block.num_bytes == 0:
-            continue
-        starts, stops, _ = split_lines(
-            block, separator, positions, is_first=number == 0, has_header=has_names and number == 0
-        )
+        found = records.split(block, head, columns)
+        ends = zip(names, found.starts, found.stops, strict=True)
         yield pa.record_batch(
-            [_text_of(file, name, block, *ends) for name, *ends in zip(names, starts, stops, strict=True)],
-            names=list(names),
+            [_text_of(records.file, name, block, *each) for name, *each in ends], names=list(names)
         )
 
 

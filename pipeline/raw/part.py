@@ -10,10 +10,12 @@ the parsers: zstd at 1.6 GB/s, gzip at 0.44 GB/s, which then bounds `ingest` (1.
 
 from __future__ import annotations
 
+import codecs
 import mmap
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,9 +62,11 @@ class Part:
     raw_xxh3_128: str = ""
     """Checksum of these bytes; empty of Parquet, whose file is hashed whole."""
     disorder: Fault | None = None
-    """The first good line whose time is before that of the good one above it."""
+    """What no line is skipped for: a time before that of the line above, or a quote that is not closed."""
     texts: dict[str, DistinctTexts] = field(default_factory=dict)
     """Distinct texts of each text column, bad lines included."""
+    num_other_lines: int = 0
+    """Lines that are neither samples nor bad: empty ones, comments, and those that go on with a sample."""
 
 
 class UnreadPart(Protocol):
@@ -88,6 +92,7 @@ class RawParts(Protocol):
     unit: str
     """Word for a row in messages: line or row."""
     num_header_lines: int
+    """Lines above the first row."""
     min_line_bytes: int
     """Length that no line is shorter than; 0 where that is not known."""
     is_hashed_whole: bool
@@ -100,9 +105,18 @@ class RawParts(Protocol):
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is refused: it does not come from a click log, and it must not fill the memory."""
+UTF_8 = "utf-8"
+BOM = b"\xef\xbb\xbf"
+"""Byte order mark at the beginning of a text."""
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+"""Such marks of a text in UTF-16, in either order of bytes."""
+QUOTE = "bad_quote"
+"""Reason of a quote that is not closed as it should be."""
 _TAIL_BYTES = 1 << 16
 """Bytes read at a time to complete a block's last line."""
 _NEWLINE = 10
+MAX_PIECE_BYTES = 1 << 20
+"""Bytes of a plain file that are read at a time to find where its records begin."""
 _PIECE_BYTES = 256 * KIB
 """Bytes that are read, counted and hashed at a time, so that the last two find them in the cache."""
 
@@ -111,11 +125,13 @@ class TextTally:
     """The lines and the checksum of a text that is read piece by piece."""
 
     def __init__(self) -> None:
+        self.num_bytes = 0
         self.num_lines = 0
         self._digest = xxhash.xxh3_128()
 
     def add(self, text: NDArray[np.uint8]) -> None:
         """Count and hash ``text``, (num_bytes,)."""
+        self.num_bytes += text.shape[0]
         for first in range(0, text.shape[0], _PIECE_BYTES):
             piece = text[first : first + _PIECE_BYTES]
             self._digest.update(piece.data)
@@ -134,8 +150,10 @@ class Block:
     text: NDArray[np.uint8]
     num_bytes: int
     """Bytes of the lines; a newline that the end of the file lacked is counted in."""
+    start: int = 0
+    """Where they begin in the text of the file (bytes)."""
     tally: TextTally | None = None
-    """Tally of the lines; None where they are not counted and hashed yet."""
+    """Tally of the lines that begin in the block; None where they are not counted and hashed yet."""
 
     def tallied(self) -> Block:
         """Return this block with the tally of its lines."""
@@ -159,6 +177,26 @@ class Block:
         """Return this block: one of a compressed file is read as soon as it is found."""
         return self
 
+    def extended(self, more: NDArray[np.uint8]) -> Block:
+        """Return this block with the lines after it that go on with its last record; they are not tallied."""
+        if not more.shape[0]:
+            return self
+        text = np.concatenate([self.lines, more, np.zeros(PADDING_BYTES, np.uint8)])
+        return replace(self.tallied(), text=text, num_bytes=self.num_bytes + more.shape[0])
+
+
+def bytes_of_mark(block: Block) -> int:
+    """Return the length of the byte order mark at the beginning of a text: 3 or 0."""
+    return len(BOM) if block.start == 0 and bytes(block.lines[: len(BOM)]) == BOM else 0
+
+
+def without_mark(block: Block) -> Block:
+    """Return a block without the byte order mark that it may begin with."""
+    first = bytes_of_mark(block)
+    return replace(
+        block, text=block.text[first:], num_bytes=block.num_bytes - first, start=block.start + first
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class PlainBlock:
@@ -170,6 +208,12 @@ class PlainBlock:
     block_bytes: int
     """Bytes of that range."""
     in_thread_buffer: bool
+    num_more: int = 0
+    """Bytes of the lines after them that go on with the last record."""
+
+    def extended(self, more: NDArray[np.uint8]) -> PlainBlock:
+        """Return this block with the lines after it that go on with its last record; they are not tallied."""
+        return replace(self, num_more=more.shape[0])
 
     def read(self) -> Block:
         """Read the lines that start in ``[start, start + block_bytes)``."""
@@ -209,18 +253,30 @@ class PlainBlock:
                 return _no_lines()
 
             # The last line is read to its end, into the next block's range.
-            end = filled
+            end = total = filled
             if filled == wanted:
-                text, end, _ = _complete_line(self.raw, source, text, filled, filled)
-            block = _finish(self.raw, text, begin, end)
-            tally.add(block.lines[filled - begin :])
-            return replace(block, tally=tally)
+                text, end, total = _complete_line(self.raw, source, text, filled, filled)
+            text = _fill_up(source, text, total, end + self.num_more)
+            block = _finish(self.raw, text, begin, end + self.num_more)
+            tally.add(block.lines[filled - begin : end - begin if self.num_more else None])
+            return replace(block, start=first + begin, tally=tally)
+
+
+def _fill_up(source: ByteSource, text: NDArray[np.uint8], total: int, wanted: int) -> NDArray[np.uint8]:
+    """Read on after ``text[:total]`` until there are ``wanted`` bytes; return the array, or a larger one."""
+    if wanted > total:
+        if text.shape[0] < wanted + PADDING_BYTES:
+            text = np.concatenate([text[:total], np.empty(wanted - total + PADDING_BYTES, np.uint8)])
+        source.fill(text[total:wanted])
+    return text
 
 
 def iterate_blocks(
-    raw: RawFile, block_bytes: int, *, in_thread_buffer: bool = False
+    raw: RawFile, block_bytes: int, *, in_thread_buffer: bool = False, encoding: str = UTF_8
 ) -> Iterator[PlainBlock | Block]:
     """Yield each block of ``raw``, whose method ``read`` gives its text; plain files are not read before.
+
+    Text in another encoding than UTF-8 is decoded in order, and its blocks are those of its text in UTF-8.
 
     Args:
         in_thread_buffer: a block is valid until its thread reads the next one into the same memory.
@@ -228,37 +284,81 @@ def iterate_blocks(
     Raises:
         InputError: the file cannot be read or decompressed, or a line exceeds MAX_LINE_BYTES.
     """
-    if raw.compression is None:
+    if raw.compression is None and encoding == UTF_8:
         for start in range(0, raw.num_bytes, block_bytes):
             yield PlainBlock(raw, start, block_bytes, in_thread_buffer)
-    else:
-        yield from _decompressed_blocks(raw, block_bytes)
+        return
+    with open(raw.path, "rb", buffering=0) if raw.compression is None else raw.open_decompressed() as stream:
+        readable = stream if encoding == UTF_8 else _Decoded(raw, stream, encoding)
+        yield from _streamed_blocks(raw, ByteSource(raw, readable.readinto), count(block_bytes, block_bytes))
 
 
-def _decompressed_blocks(raw: RawFile, block_bytes: int) -> Iterator[Block]:
-    """Yield the blocks of a compressed file, in order."""
-    with raw.open_decompressed() as stream:
-        source = ByteSource(raw, stream.readinto)
-        carried = np.empty(0, np.uint8)  # bytes read beyond the last block's last line
-        position = 0  # of the first of them in the file's text
-        limit = block_bytes  # where the range of this block ends
-        while True:
-            wanted = limit - position
-            have = carried.shape[0]
-            text = np.empty(max(wanted, have) + _TAIL_BYTES + PADDING_BYTES, np.uint8)
-            text[:have] = carried
-            total = have + (source.fill(text[have:wanted]) if wanted > have else 0)
-            if total == 0 and wanted > 0:
-                return
+def iterate_pieces(raw: RawFile, block_bytes: int) -> Iterator[Iterator[Block]]:
+    """Yield the lines of each block of a plain file in pieces, which are read as they are used."""
+    num_pieces = -(-block_bytes // MAX_PIECE_BYTES)
+    ends = (
+        start + block_bytes * piece // num_pieces
+        for start in count(0, block_bytes)
+        for piece in range(1, num_pieces + 1)
+    )
+    with open(raw.path, "rb", buffering=0) as file:
+        pieces = _streamed_blocks(raw, ByteSource(raw, file.readinto, raw.num_bytes), ends)
+        for _ in range(0, raw.num_bytes, block_bytes):
+            yield islice(pieces, num_pieces)
 
-            # A line longer than a block leaves ``wanted`` at 0 or below: no line starts in this range.
-            end = min(total, max(wanted, 0))
-            if end == wanted and end > 0:
-                text, end, total = _complete_line(raw, source, text, wanted, total)
-            carried = text[end:total].copy()
-            position += end
-            limit += block_bytes
-            yield _finish(raw, text, 0, end) if end else _no_lines()
+
+class _Decoded:
+    """A stream of text in UTF-8 from one in another encoding."""
+
+    def __init__(self, raw: RawFile, stream: Any, encoding: str) -> None:
+        self._path = raw.path
+        self._stream = stream
+        self._encoding = encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._num_read = 0
+        self._text = memoryview(b"")
+
+    def readinto(self, into: Any) -> int:
+        """Fill the start of ``into`` and return the bytes; 0 at the end of the text."""
+        while not self._text:
+            data = self._stream.read(_PIECE_BYTES)
+            try:
+                self._text = memoryview(self._decoder.decode(data, not data).encode())
+            except UnicodeError as error:
+                raise InputError(
+                    f"{self._path} is not {self._encoding}: bytes {self._num_read:,} to "
+                    f"{self._num_read + len(data):,} cannot be decoded",
+                    hint='give the log\'s encoding in its schema, such as encoding = "latin-1"',
+                ) from error
+            self._num_read += len(data)
+            if not data:
+                break
+        filled = min(len(into), len(self._text))
+        into[:filled] = self._text[:filled]
+        self._text = self._text[filled:]
+        return filled
+
+
+def _streamed_blocks(raw: RawFile, source: ByteSource, ends: Iterator[int]) -> Iterator[Block]:
+    """Yield the blocks of a text that is read in order; ``ends`` are those of their ranges (bytes)."""
+    carried = np.empty(0, np.uint8)  # bytes read beyond the last block's last line
+    position = 0  # of the first of them in the file's text
+    for limit in ends:
+        wanted = limit - position
+        have = carried.shape[0]
+        text = np.empty(max(wanted, have) + _TAIL_BYTES + PADDING_BYTES, np.uint8)
+        text[:have] = carried
+        total = have + (source.fill(text[have:wanted]) if wanted > have else 0)
+        if total == 0 and wanted > 0:
+            return
+
+        # A line longer than a block leaves ``wanted`` at 0 or below: no line starts in this range.
+        end = min(total, max(wanted, 0))
+        if end == wanted and end > 0:
+            text, end, total = _complete_line(raw, source, text, wanted, total)
+        carried = text[end:total].copy()
+        yield replace(_finish(raw, text, 0, end), start=position) if end else _no_lines()
+        position += end
 
 
 def _complete_line(

@@ -6,10 +6,11 @@ refuses or counts.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,13 +32,15 @@ from .column_values import (
 )
 from .part import Block, Fault, Part
 from .raw_file import RawFile
-from .text_fields import BAD, MISSING, split_fields
+from .text_fields import BAD, MISSING
 from .text_lists import ListForm, ListSpans, Spans
 from .times import is_temporal, shown_time
 
+if TYPE_CHECKING:  # what reads no CSV does not import it
+    from .records import Records
+
 NO_CONSTANTS: Mapping[str, str] = {}
 _SHOWN_BYTES = 40
-_BOM = b"\xef\xbb\xbf"
 _WANTED = {
     LABEL: "0 or 1",
     WEIGHT: "a number that is 0 or more and that a float32 can hold",
@@ -143,79 +146,51 @@ def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> 
         raise InputError(str(error), hint=error.hint) from None
 
 
-def fields_of_header(line: Block, separator: str) -> list[str]:
-    """Return the column names in the first line of a CSV file."""
-    first = after_bom(line)
-    positions = np.arange(int(np.count_nonzero(line.lines == ord(separator))) + 1, dtype=np.int64)
-    starts = np.zeros((positions.shape[0], 1), np.int64)
-    stops = np.zeros_like(starts)
-    found = np.zeros(1, np.int64)
-    split_fields(line.text, first, line.num_bytes, ord(separator), positions, starts, stops, found)
-    spans = zip(starts[: found[0], 0], stops[: found[0], 0], strict=True)
-    return [bytes(line.text[start:stop]).decode("utf-8", "replace") for start, stop in spans]
-
-
-def parse_csv(
+def parse_records(
     block: Block,
+    records: Records,
     schema: Schema,
-    positions: NDArray[np.int64],
+    fields: Sequence[str],
     *,
     has_label: bool,
-    is_first: bool,
+    wrong_quote: Fault | None = None,
     constants: Mapping[str, str] = NO_CONSTANTS,
 ) -> Part:
-    """Parse the lines of ``block``, which is changed where a field holds a doubled quote.
+    """Read the values of the records of a block.
 
     Args:
-        positions: for each field of a line its position among the columns that are read, or -1.
-        is_first: the block begins its file: perhaps with a byte order mark, perhaps with a header line.
-        constants: columns that the lines lack, and the text that stands for each row.
+        block: the text that was split.
+        records: the columns that are read, in the schema's order.
+        fields: names of all fields of a record.
+        wrong_quote: the fault at which splitting ended.
+        constants: columns that the records lack, and the text that stands for each row.
     """
-    # Find every field, then read column by column.
     columns = columns_of(schema, has_label)
-    in_lines = (name for name in schema.columns(has_label=has_label) if name not in constants)
-    place_of = {name: place for place, name in enumerate(in_lines)}
-    has_header = is_first and not schema.fields
-    starts, stops, num_fields = split_lines(
-        block, schema.separator, positions, is_first=is_first, has_header=has_header
-    )
-    found = {name: Spans(block.text, starts[place], stops[place]) for name, place in place_of.items()}
-    found |= {name: _repeated(text, num_fields.shape[0]) for name, text in constants.items()}
+    in_lines = [name for name in schema.columns(has_label=has_label) if name not in constants]
+    places = zip(in_lines, records.starts, records.stops, strict=True)
+    found = {name: Spans(block.text, starts, stops) for name, starts, stops in places}
+    found |= {name: _repeated(text, records.num_fields.shape[0]) for name, text in constants.items()}
     spans = [_cells(column, found[column.column]) for column in columns]
 
-    # A line with another number of fields is bad whatever its values are.
-    is_ragged = num_fields != positions.shape[0]
+    # A record with another number of fields is bad whatever its values are.
+    is_ragged = records.num_fields != len(fields)
     rows = _rows(list(zip(columns, spans, strict=True)), is_ragged)
-    if rows.fault is None or not is_ragged[rows.fault.line_in_block]:
-        return rows
-    line = rows.fault.line_in_block
-    return replace(rows, fault=_ragged(line, num_fields[line], positions.shape[0], schema))
+    fault, disorder = rows.fault, rows.disorder
+    if fault is not None:
+        row = fault.line_in_block
+        if is_ragged[row]:
+            fault = _ragged(records.num_fields[row], len(fields), schema)
+        fault = replace(fault, line_in_block=int(records.lines[row]))
+    if disorder is not None:
+        disorder = replace(disorder, line_in_block=int(records.lines[disorder.line_in_block]))
+    # What follows a wrong quote could be in quotes or not, so that no line can be skipped.
+    return replace(rows, fault=fault or wrong_quote, disorder=wrong_quote or disorder)
 
 
-def split_lines(
-    block: Block, separator: str, positions: NDArray[np.int64], *, is_first: bool, has_header: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Find the fields of a block of lines, which is changed where a field holds a doubled quote.
-
-    Args:
-        positions: for each field of a line its position among the columns that are wanted, or -1.
-        is_first: the block begins its file, perhaps with a byte order mark.
-        has_header: its first line has the names of columns.
-
-    Returns:
-        First byte and the one past the last of each field, (num_columns, num_lines), and fields of each line.
-    """
-    # Lines begin after a byte order mark and after the header line.
-    first = after_bom(block) if is_first else 0
-    num_lines = block.num_lines
-    if has_header:
-        first = int(np.flatnonzero(block.lines == ord("\n"))[0]) + 1
-        num_lines -= 1
-    starts = np.zeros((int(positions.max(initial=-1)) + 1, num_lines), np.int64)
-    stops = np.zeros_like(starts)
-    num_fields = np.zeros(num_lines, np.int64)
-    split_fields(block.text, first, block.num_bytes, ord(separator), positions, starts, stops, num_fields)
-    return starts, stops, num_fields
+def shown_bytes(found: bytes) -> str:
+    """Return a text as a message has it, cut short."""
+    more = f"... ({len(found)} bytes)" if len(found) > _SHOWN_BYTES else ""
+    return repr(found[:_SHOWN_BYTES])[1:] + more
 
 
 def _cells(column: _Column, cells: Any) -> Any:
@@ -231,17 +206,10 @@ def _repeated(text: str, num_rows: int) -> Spans:
     return Spans(encoded, zeros, zeros + encoded.shape[0])
 
 
-def _ragged(line: int, found: int, wanted: int, schema: Schema) -> Fault:
-    if found < 0:
-        return Fault("field_count", line, ": a quoted field is not closed before the next field or line")
+def _ragged(found: int, wanted: int, schema: Schema) -> Fault:
     fields = "1 field" if found == 1 else f"{found} fields"
     between = "tabs" if schema.separator == "\t" else repr(schema.separator)
-    return Fault("field_count", line, f": found {fields}, want {wanted} between {between}")
-
-
-def after_bom(block: Block) -> int:
-    """Return where the text begins behind a byte order mark."""
-    return len(_BOM) if bytes(block.lines[: len(_BOM)]) == _BOM else 0
+    return Fault("field_count", 0, f": found {fields}, want {wanted} between {between}")
 
 
 def parse_batch(
@@ -393,8 +361,7 @@ def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
     # The value as the log has it: text cut short, or the number.
     if isinstance(cells, Spans):
         found = bytes(cells.text[cells.starts[position] : cells.stops[position]])
-        shown = repr(found[:_SHOWN_BYTES])[1:]
-        shown += f"... ({len(found)} bytes)" if len(found) > _SHOWN_BYTES else ""
+        shown = shown_bytes(found)
         is_missing = not found
     else:
         is_missing = not cells[position].is_valid
@@ -416,7 +383,8 @@ def _remedy(column: _Column, cells: Any, position: int) -> str | None:
     if isinstance(value, Spans):
         word = bytes(value.text[value.starts[0] : value.stops[0]])
         if column.may_lack and word.lower() in MISSING_WORDS:
-            return f"if {word.decode()} stands for a missing value, write nothing in its place"
+            missing = json.dumps([*column.form.missing, word.decode()])
+            return f"if {word.decode()} stands for a missing value, set missing = {missing} in the schema"
         if column.kind in (*TIME_KINDS, SAMPLE_TIME) and any(byte in b"0123456789" for byte in word):
             return (
                 f"if it is a time, say in the schema how those of column {column.column!r} are written: "

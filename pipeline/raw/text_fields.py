@@ -86,89 +86,9 @@ MISSING: Final = 1
 BAD: Final = 2
 """States of a field: it holds a value, is empty, or holds something it should not."""
 
-_NEWLINE: Final = 10
-_RETURN: Final = 13
-_QUOTE: Final = 34
 _MINUS: Final = 45
 _POINT: Final = 46
 _ZERO: Final = 48
-
-
-@kernel
-def split_fields(
-    text: NDArray[np.uint8],
-    first_byte: int,
-    num_bytes: int,
-    separator: int,
-    columns: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    num_fields: NDArray[np.int64],
-) -> int:
-    """Find the fields of lines; a doubled quote inside a quoted field is undone in place.
-
-    Args:
-        text: holds lines in ``[first_byte, num_bytes)``, the last byte being a newline.
-        separator: byte between two fields.
-        columns: per field of a line the row of ``starts`` it goes to, -1 where it is not wanted.
-        starts: (num_columns, num_lines) out; zero on entry, and left so where a line is too short.
-        stops: as ``starts``; one past a field's last byte.
-        num_fields: (num_lines,) out; fields of the line, -1 where a quote is not closed at the field's end.
-
-    Returns:
-        Lines found. A newline always ends a line, a carriage return before it is dropped.
-    """
-    position = first_byte
-    line = 0
-    while position < num_bytes:
-        field = 0
-        is_good = True
-        # One field a turn; a quote that is not closed properly ends the line's turns.
-        while is_good:
-            first = position
-            if text[position] == _QUOTE:
-                # A quoted field: its bytes move left over the first of each doubled quote, so ``last`` falls
-                # one further below ``position`` for each of them.
-                position += 1
-                first = position
-                last = position
-                is_good = False
-                while text[position] != _NEWLINE:
-                    byte = text[position]
-                    position += 1
-                    if byte == _QUOTE:
-                        if text[position] != _QUOTE:
-                            is_good = True
-                            break
-                        position += 1
-                    text[last] = byte
-                    last += 1
-                # Only a separator or a line end may follow the closing quote.
-                if text[position] == _RETURN and text[position + 1] == _NEWLINE:
-                    position += 1
-                is_good = is_good and (text[position] == separator or text[position] == _NEWLINE)
-            else:
-                while text[position] != separator and text[position] != _NEWLINE:
-                    position += 1
-                # A plain field ends before a separator, a newline, or a carriage return and newline.
-                last = position
-                if text[position] == _NEWLINE and last > first and text[last - 1] == _RETURN:
-                    last -= 1
-            if field < columns.shape[0] and columns[field] >= 0:
-                starts[columns[field], line] = first
-                stops[columns[field], line] = last
-            field += 1
-            if text[position] == _NEWLINE:
-                break
-            position += 1
-
-        # Pass by the rest of a bad line.
-        while text[position] != _NEWLINE:
-            position += 1
-        num_fields[line] = field if is_good else -1
-        position += 1
-        line += 1
-    return line
 
 
 @kernel

@@ -296,6 +296,12 @@ class EncodedSamples:
     ids: PartIds
     num_raw_bytes: int = 0
     """Bytes of the raw file that they were parsed from; of Parquet, their share of them."""
+    num_other_lines: int = 0
+    """Lines among them that are no samples."""
+
+    @property
+    def num_lines(self) -> int:
+        return self.num_samples + self.num_other_lines
 
     @property
     def num_samples(self) -> int:
@@ -343,7 +349,7 @@ class SampleEncoder:
         every_sample = np.arange(part.num_samples, dtype=np.int32)
         dense = np.empty((part.num_samples, len(self.schema.dense)), np.float32)
         transform_columns(self.schema, part.columns, every_sample, dense.T)
-        return EncodedSamples(dense, replace(ids, lists=lists), part.num_raw_bytes)
+        return EncodedSamples(dense, replace(ids, lists=lists), part.num_raw_bytes, part.num_other_lines)
 
     def _categories(self, piece: LoadedPiece, part: Part) -> Any:
         # A table in memory has 64 bits where Criteo's text has 32: the hash table decides.
@@ -374,7 +380,7 @@ def encode_parts(
                 line = num_lines + found.line_in_block + 1 + parts.num_header_lines
                 raise InputError(f"{source}, {parts.unit} {line}{found.text}", hint=_hint(found))
             if found is not None:
-                num_lines += found.num_samples
+                num_lines += found.num_lines
                 yield found
 
 

@@ -41,7 +41,7 @@ from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
 from ..raw.log_files import identity_of, inspect_logs, names_of
 from ..raw.log_parts import COLUMNAR, as_read, open_parts
-from ..raw.part import Fault, RawParts, UnreadPart, iterate_blocks
+from ..raw.part import QUOTE, Fault, RawParts, UnreadPart, iterate_blocks
 from ..raw.raw_file import RawFile
 from ..raw.same_log import REMEDY, check_log, checksum_of_log, note_log
 from ..raw.times import shown_time
@@ -182,6 +182,8 @@ class _Tally:
     """Checksum of a file that was read before; None while the file is being read."""
     last_time: int | None = None
     """Time of the last sample so far, seconds since 1970; of a file before until this one has a sample."""
+    other_lines: int = 0
+    """Lines that are neither samples nor bad."""
 
     @property
     def checksum(self) -> str:
@@ -337,7 +339,7 @@ def _ingest_file(
         for name, fault in results:
             # Parts arrive in order, so all lines before this one are counted.
             if fault is not None:
-                line = tally.lines + fault.line_in_block + 1 + parts.num_header_lines
+                line = tally.lines + tally.other_lines + fault.line_in_block + 1 + parts.num_header_lines
                 raise InputError(
                     f"{file.path}, {parts.unit} {line}{fault.text}", hint=hint_for(fault, config)
                 )
@@ -345,6 +347,7 @@ def _ingest_file(
                 facts = output.finished[name].read_facts(ColumnsFacts)
                 _check_order(file, facts, tally, parts)
                 tally.lines += facts.num_lines
+                tally.other_lines += facts.num_other_lines or 0
                 tally.bad.update(facts.bad)
                 tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
                 done += facts.num_raw_bytes
@@ -387,7 +390,7 @@ def _ingest_part(
     # In strict mode the first fault ends the stage, which names its line.
     if part.fault is not None and config.max_bad_fraction is None:
         return name, part.fault
-    # A time before the one above it is no fault of one line, so that none is skipped for it.
+    # No line is skipped for a time before the one above it, nor for a quote that is not closed.
     if part.disorder is not None:
         return name, part.disorder
     times = part.columns.get(SAMPLE_TIME) if part.num_samples else None
@@ -398,6 +401,7 @@ def _ingest_part(
         raw_xxh3_128=part.raw_xxh3_128,
         lookups={name: len(part.columns[name].values) for name, _ in schema_of(config.schema).lists},
         bad=dict(sorted(part.bad.items())),
+        num_other_lines=part.num_other_lines or None,
         first_time=None if times is None else times[0].as_py(),
         last_time=None if times is None else times[-1].as_py(),
     )
@@ -412,7 +416,7 @@ def _check_order(file: RawFile, facts: ColumnsFacts, tally: _Tally, parts: RawPa
     if facts.first_time is None:
         return
     if tally.last_time is not None and facts.first_time < tally.last_time:
-        line = tally.lines + parts.num_header_lines
+        line = tally.lines + tally.other_lines + parts.num_header_lines
         earlier, later = shown_time(facts.first_time), shown_time(tally.last_time)
         raise InputError(
             f"{file.path}, behind {parts.unit} {line}: the next time, {earlier}, is before {later} above it",
@@ -435,6 +439,8 @@ def hint_for(fault: Fault, config: IngestConfig) -> str:
         )
     # Only a schema that is a file can be changed.
     remedy = fault.remedy if "\n" in config.schema else None
+    if fault.reason == QUOTE:  # what follows could be in quotes or not, so that no line is skipped
+        return remedy or "fix the line"
     return f"{remedy or 'fix the line'}, or count and skip such lines with --on-bad-line skip"
 
 

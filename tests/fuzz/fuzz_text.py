@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.raw.criteo import MAX_FIELD_BYTES, REASONS, classify_line
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, parse_lines
-from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, parse_hex8, parse_integers, split_fields
+from hotset.pipeline.raw.records import TRAILING, UNCLOSED, WHOLE, Dialect, split_records
+from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, parse_hex8, parse_integers
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
-from hotset.tests.support.naive.naive_fields import naive_fields, naive_integer
+from hotset.tests.support.naive.naive_fields import Marks, naive_integer, naive_records
 
 _REGION_BYTES = 1 << 23
 _LINES_A_TEXT = 2000
+_LINES_OF_RECORDS = 20
 _GUARD = 0xA5
 _GUARD_BYTES = 64
 _SHARP = [b"\t", b"\0", b"\r", b"\n", b"-", b"+", b" ", b".", b"0", b"9", b":", b"/", b"g", b"G", b"@", b"`"]
@@ -207,26 +209,44 @@ def naive_hex(field: bytes) -> tuple[int, int]:
     return (int(field, 16), GOOD) if _CATEGORY.fullmatch(field) else (0, BAD)
 
 
-def check_fields(text: bytes, separator: bytes, memory: GuardedText) -> Counter[str]:
-    """Split ``text``, read every wanted field as a number, and compare; counts of lines and fields."""
-    lines = text.split(b"\n")[:-1]
-    shape = (_NUM_COLUMNS, len(lines))
-    (starts, after_starts), (stops, after_stops) = (guarded(shape, np.int64, 0) for _ in range(2))
-    found, after_found = guarded((len(lines),), np.int64, 0)
-    bytes_ = memory.put(text)
-    places = np.arange(_NUM_COLUMNS)
-    assert split_fields(bytes_, 0, len(text), separator[0], places, starts, stops, found) == len(lines)
-    assert all((guard == _GUARD).all() for guard in (after_starts, after_stops, after_found))
+def dialect_of_marks(marks: Marks) -> Dialect:
+    """The marks as the kernel takes them."""
+    arrays = [np.frombuffer(mark, np.uint8).copy() for mark in (marks.separator, marks.comment)]
+    quote, escape = (mark[0] if mark else -1 for mark in (marks.quote, marks.escape))
+    return Dialect(arrays[0], quote, escape, arrays[1], marks.trim)
+
+
+def check_fields(text: bytes, marks: Marks, memory: GuardedText) -> Counter[str]:
+    """Split ``text``, read every wanted field as a number, and compare; counts of records and fields."""
     counts: Counter[str] = Counter()
-    for line, number in zip(lines, range(len(lines)), strict=True):
-        wanted = naive_fields(line, separator)
-        assert found[number] == (-1 if wanted is None else len(wanted)), line
-        counts["unclosed quote" if wanted is None else "good line"] += 1
-        if wanted is not None:
-            spans = zip(starts[: len(wanted), number], stops[: len(wanted), number], strict=True)
-            assert [bytes(bytes_[a:b]) for a, b in spans] == wanted[:_NUM_COLUMNS], line
-    for column in range(_NUM_COLUMNS):
-        counts += _check_numbers(bytes_, starts[column], stops[column])
+    while text:
+        wanted, broken = naive_records(text, marks)
+        shape = (_NUM_COLUMNS, text.count(b"\n"))
+        (starts, after_starts), (stops, after_stops) = (guarded(shape, np.int64, 0) for _ in range(2))
+        (fields, after_fields), (lines, after_lines) = (guarded(shape[1:], np.int64, 0) for _ in range(2))
+        bytes_ = memory.put(text)
+        columns = np.arange(_NUM_COLUMNS)
+        arrays = (columns, starts, stops, fields, lines)
+        num_found, *end = split_records(bytes_, 0, len(text), dialect_of_marks(marks), *arrays)
+        guards = (after_starts, after_stops, after_fields, after_lines)
+        assert all((guard == _GUARD).all() for guard in guards)
+        assert fields[:num_found].tolist() == [len(record) for _, record in wanted], text
+        assert lines[:num_found].tolist() == [line for line, _ in wanted], text
+        for row, (_, record) in enumerate(wanted):
+            spans = zip(starts[: len(record), row], stops[: len(record), row], strict=True)
+            assert [bytes(bytes_[a:b]) for a, b in spans] == record[:_NUM_COLUMNS], text
+        for column in range(_NUM_COLUMNS):
+            counts += _check_numbers(bytes_, starts[column, :num_found], stops[column, :num_found])
+        counts["good record"] += num_found
+        status = {"unclosed": UNCLOSED, "trailing": TRAILING}.get(broken[0], WHOLE) if broken else WHOLE
+        assert end[0] == status, text
+        if broken is None:
+            assert end[1:3] == [len(text), text.count(b"\n")]
+            break
+        # What follows is split as a text of its own.
+        assert end[2:] == [*broken[1:]], text
+        counts[f"{broken[0]} quote"] += 1
+        text = text.split(b"\n", broken[1] + 1)[-1]
     return counts
 
 
@@ -259,10 +279,20 @@ def _mutated_lines(base: list[bytes], memory: GuardedText, luck: random.Random) 
 
 
 def _mutated_fields(memory: GuardedText, luck: random.Random) -> Counter[str]:
-    separator = luck.choice([b",", b"\t", b";"])
-    drawn = [draw_line(separator, luck) for _ in range(_LINES_A_TEXT)]
-    lines = [mutate(line, luck.choice(drawn), luck) for line in drawn]
-    return check_fields(b"\n".join(lines) + b"\n", separator, memory)
+    counts: Counter[str] = Counter()
+    # Short texts: one is split again after each quote that is wrong.
+    for _ in range(_LINES_A_TEXT // _LINES_OF_RECORDS):
+        marks = Marks(
+            separator=luck.choice([b",", b"\t", b";", b"::"]),
+            quote=luck.choice([b'"', b'"', b""]),
+            escape=luck.choice([b"", b"\\"]),
+            comment=luck.choice([b"", b"-"]),
+            trim=luck.random() < 0.3,
+        )
+        drawn = [draw_line(marks.separator, luck) for _ in range(_LINES_OF_RECORDS)]
+        lines = [mutate(line, luck.choice(drawn), luck) for line in drawn]
+        counts += check_fields(b"\n".join(lines) + b"\n", marks, memory)
+    return counts
 
 
 def fuzz_text(kind: str, num_lines: int, seed: int) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 _OUTCOMES = {
     "lines": {*REASONS},
     "fields": {
-        "good line",
+        "good record",
         "unclosed quote",
+        "trailing quote",
         *(f"{kind}: {state}" for kind in ("integer", "hex") for state in ("good", "missing", "bad")),
     },
 }

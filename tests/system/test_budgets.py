@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.raw import log_parts
+from hotset.pipeline.raw import text_parts
 from hotset.tests.support.own_calls import Function, calls_of_each_step, own_calls
 from hotset.train import run
 from hotset.workflows.cli import main
@@ -142,7 +142,7 @@ def test_few_calls_lead_to_the_loop(data: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_few_calls_lead_to_a_line(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = (*PREPROCESS, str(data / "log.tsv"), "--out", str(tmp_path / "out"))
-    found = calls_to(log_parts, "parse_block", command, monkeypatch)
+    found = calls_to(text_parts, "parse_block", command, monkeypatch)
     assert found and len(found) <= MOST_CALLS_TO_A_LINE, found
     assert len({module for module, _ in found}) <= 6, found
 

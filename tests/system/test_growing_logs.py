@@ -142,7 +142,8 @@ def test_only_the_new_day_is_read_and_counted(
         return iterate(raw, *settings, **options)
 
     told: dict[str, int] = {}
-    monkeypatch.setattr("hotset.pipeline.raw.log_parts.iterate_blocks", recording)
+    for reader in ("log_parts", "text_parts"):
+        monkeypatch.setattr(f"hotset.pipeline.raw.{reader}.iterate_blocks", recording)
     preprocess(
         days[:3],
         CONFIG,

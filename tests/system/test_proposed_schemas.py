@@ -315,9 +315,9 @@ def ingested_by_hints(rows: list[list[str]], text: str, folder: Path) -> list[st
         except InputError as error:
             assert error.hint is not None and error.hint.endswith("skip such lines with --on-bad-line skip")
             hints.append(error.hint)
-            missing = re.match("if (.*) stands for a missing value, write nothing in its place", error.hint)
+            missing = re.match(r"if .* stands for a missing value, set (missing = \[.*\]) in the", error.hint)
             if missing:
-                rows = [["" if field == missing[1] else field for field in row] for row in rows]
+                text = "\n".join([missing[1], *re.sub("^missing = .*\n", "", text).splitlines()])
             else:
                 text = changed(text, error.hint)
         else:
@@ -343,8 +343,8 @@ def ingested_by_hints(rows: list[list[str]], text: str, folder: Path) -> list[st
             "6 May",
             ["how those of column 'x' are written: format = \"%d/%b/%Y:%H:%M:%S %z\""],
         ),
-        ("{row}", "NULL", ["if NULL stands for a missing value, write nothing in its place, or count"]),
-        ("{row}.5", "\\N", ["if \\N stands for a missing value, write nothing in its place, or count"]),
+        ("{row}", "NULL", ['if NULL stands for a missing value, set missing = ["NULL"] in the schema, or']),
+        ("{row}.5", "\\N", ['if \\N stands for a missing value, set missing = ["\\\\N"] in the schema, or']),
     ],
 )
 def test_a_later_row_that_a_proposal_did_not_see_names_the_other_kind(

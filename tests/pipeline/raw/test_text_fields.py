@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -23,11 +24,10 @@ from hotset.pipeline.raw.text_fields import (
     join_spans,
     parse_decimals,
     parse_integers,
-    split_fields,
 )
 from hotset.tests.fuzz.fuzz_text import GuardedText, check_fields
 from hotset.tests.support.logs.text_spans import spans_of
-from hotset.tests.support.naive.naive_fields import naive_integer
+from hotset.tests.support.naive.naive_fields import Marks, naive_integer
 
 
 @pytest.mark.parametrize("separator", [b",", b"\t"])
@@ -44,17 +44,13 @@ def test_fields_are_those_of_the_naive_twins(
     lines += [b'"a""b"%c"c"' % separator[0], b'""', b'"', b"", b"\r", b'"a"\r']
     lines += [b"%08x" % value for value in (0, 1, 2**31, 2**32 - 1)]
     lines += [b"0", b"000000000", b"0x000000", b"ABCDEFab", b"0123456 ", b"-1234567"]
-    found = check_fields(b"".join(line + b"\n" for line in lines), separator, GuardedText())
-    assert found["good line"] and found["unclosed quote"] and found["hex: good"] and found["hex: bad"]
-
-
-def test_only_wanted_fields_are_kept() -> None:
-    text = np.frombuffer(b"a,b,c\nd\n", np.uint8).copy()
-    starts = np.zeros((1, 2), np.int64)
-    found = np.zeros(2, np.int64)
-    stops = np.zeros_like(starts)
-    split_fields(text, 0, 8, ord(","), np.array([-1, 0, -1]), starts, stops, found)
-    assert (starts.tolist(), stops.tolist(), found.tolist()) == ([[2, 0]], [[3, 0]], [3, 1])
+    found: Counter[str] = Counter()
+    memory = GuardedText()
+    for first in range(0, len(lines), 10):
+        text = b"".join(line + b"\n" for line in lines[first : first + 10])
+        found += check_fields(text, Marks(separator=separator), memory)
+    assert found["good record"] and found["hex: good"] and found["hex: bad"]
+    assert b"/" in alphabet or (found["unclosed quote"] and found["trailing quote"])
 
 
 @pytest.mark.parametrize("are_codes", [False, True])

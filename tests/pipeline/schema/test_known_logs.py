@@ -1,4 +1,7 @@
-"""Each known log is a file of data: its form is recognised, and a log of that form is read."""
+"""Each known log is a file of data: its form is recognised, and a log of that form is read.
+
+Tests `recognise`, too.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import xxhash
 
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.infer_schema import explain_built_in, propose_schema
-from hotset.pipeline.raw.log_parts import recognise
 from hotset.pipeline.raw.raw_file import RawFile
+from hotset.pipeline.raw.recognise import recognise
 from hotset.pipeline.schema.known_logs import KNOWN_LOGS, KnownLog
 from hotset.pipeline.schema.schema_file import schema_named, write_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest

@@ -1,0 +1,325 @@
+"""A log of separated text as parts of whole records.
+
+A block of lines becomes one part: the records that begin in it, the last one to its end, which may be some
+lines into the next block. So a record is read once, wherever blocks end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError, InputError, format_byte_size
+from ..folders.manifest import FileEntry
+from ..schema.schema import Schema
+from .criteo_kernel import count_newlines
+from .part import (
+    QUOTE,
+    UTF_8,
+    UTF_16_MARKS,
+    Block,
+    Fault,
+    Part,
+    PlainBlock,
+    bytes_of_mark,
+    iterate_blocks,
+    iterate_pieces,
+)
+from .raw_file import RawFile
+from .records import (
+    MAX_RECORD_BYTES,
+    NO_COLUMNS,
+    TRAILING,
+    UNCLOSED,
+    WHOLE,
+    RecordCuts,
+    Records,
+    dialect_of,
+    find_records,
+)
+from .same_log import block_name
+from .tabular import find_fields, parse_records, shown_bytes
+from .text_parts import TextPart
+
+SEPARATORS = (",", "\t", ";", "|")
+"""Usual separators of fields."""
+_HEADER_BYTES = 1 << 16
+"""Bytes that are read at a time to find the header."""
+
+
+def quote_fault(
+    text: NDArray[np.uint8], num_bytes: int, records: Records, fields: Sequence[str], schema: Schema
+) -> Fault:
+    """Describe the quote at which splitting ended."""
+    where = f", column {fields[records.field]!r}" if records.field < len(fields) else ""
+    if records.status == UNCLOSED:
+        is_long = num_bytes - records.end > MAX_RECORD_BYTES
+        until = f"within {format_byte_size(MAX_RECORD_BYTES)}" if is_long else "before the log ends"
+        text_of_fault = f"{where}: a quote opens here and does not close {until}"
+    else:
+        rest = bytes(text[records.end : records.end + MAX_RECORD_BYTES])
+        ends = (rest.find(mark) for mark in (b"\n", schema.separator.encode()))
+        rest = rest[: min((end for end in ends if end >= 0), default=None)]
+        separator = "a tab" if schema.separator == "\t" else repr(schema.separator)
+        text_of_fault = (
+            f"{where}: found {shown_bytes(rest)} behind its closing quote, want {separator} or a line end"
+        )
+    escape = "" if schema.escape else ' where quotes inside it are written \\", or'
+    remedy = f"set escape = '\\'{escape} " if not schema.escape else "set "
+    return Fault(
+        QUOTE, records.line, text_of_fault, remedy=f'{remedy}quote = "none" where quotes mean nothing'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What is above the first row of a text."""
+
+    fields: tuple[str, ...]
+    """Names of the columns; empty in an empty file."""
+    num_bytes: int = 0
+    num_lines: int = 0
+
+
+def read_header(file: RawFile, schema: Schema) -> Header:
+    """Read the lines above the first row: those to skip, and the header where the schema has no names.
+
+    Raises:
+        InputError: the file cannot be read, or a quote in the header is not closed.
+    """
+    dialect = dialect_of(schema)
+    to_skip = schema.skip
+    has_names = schema.format == "csv" and not schema.fields
+    held = np.empty(0, np.uint8)
+    position = num_lines = 0
+    wrong: InputError | None = None
+    for block in iterate_blocks(file, _HEADER_BYTES, encoding=schema.encoding):
+        lines = block.read()
+        mark = bytes_of_mark(lines)
+        position += mark
+        held = np.concatenate([held, lines.lines[mark:]])
+        while to_skip and held.shape[0]:
+            after = held.tobytes().find(b"\n") + 1
+            held, position = held[after:], position + after
+            to_skip, num_lines = to_skip - 1, num_lines + 1
+        if to_skip or (has_names and not held.shape[0]):
+            continue
+        if not has_names:
+            return Header(schema.fields, position, num_lines)
+        text = held.copy()
+        columns = np.arange(int(np.count_nonzero(held == dialect.separator[0])) + 1)
+        found = find_records(text, 0, held.shape[0], dialect, columns, most=1)
+        if found.num_fields.shape[0]:
+            ends = zip(found.starts[:, 0], found.stops[:, 0], strict=True)
+            # Names that are no UTF-8 stay different from each other.
+            names = [bytes(text[a:b]).decode("utf-8", "backslashreplace") for a, b in ends]
+            num_lines += int(count_newlines(held[: found.end]))
+            return Header(tuple(names[: found.num_fields[0]]), position + found.end, num_lines)
+        if found.status == WHOLE:  # comments and empty lines alone
+            held, position, num_lines = held[:0], position + found.end, num_lines + found.line
+            continue
+        quote = quote_fault(text, held.shape[0], found, (), schema)
+        wrong = InputError(f"{file.path}, line {num_lines + found.line + 1}{quote.text}", hint=quote.remedy)
+        if found.status == TRAILING or held.shape[0] > MAX_RECORD_BYTES:
+            raise wrong
+    if wrong is not None:
+        raise wrong
+    return Header(schema.fields, position, num_lines)
+
+
+@dataclass
+class TextRecords:
+    """The records of a text, in blocks.
+
+    Raises:
+        InputError: the file cannot be read, or a quote in its header is not closed.
+    """
+
+    file: RawFile
+    schema: Schema
+    block_bytes: int
+    header: Header = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dialect = dialect_of(self.schema)
+        self.header = read_header(self.file, self.schema)
+
+    def blocks(self) -> Iterator[tuple[PlainBlock | Block, int]]:
+        """Yield each block, with the lines after it that its last record goes on in.
+
+        Next to it are the bytes at its beginning, after the header, that go on with an earlier record. Where
+        a quote is wrong the blocks end with that of its record: what follows could be in quotes or not.
+        """
+        blocks = self.unread_blocks()
+        if self.dialect.quote < 0:
+            yield from ((block, 0) for block in blocks)
+            return
+        cuts = RecordCuts(self.dialect)
+        waiting: deque[tuple[PlainBlock | Block, int]] = deque()  # the first has a record that is open
+        more: list[NDArray[np.uint8]] = []  # lines of this record in blocks after it
+        for block, pieces in self._with_pieces(blocks):
+            head = 0
+            goes_on = cuts.is_open
+            for piece in pieces:
+                lines = piece.lines[self.header_bytes(piece) :]
+                num_bytes = cuts.pass_by(lines)
+                if goes_on:
+                    head += num_bytes
+                    more.append(lines[:num_bytes])
+                    goes_on = cuts.is_open and num_bytes == lines.shape[0]
+                if cuts.is_lost:
+                    break
+            if not goes_on:
+                yield from _completed(waiting, more)
+            waiting.append((block, head))
+            if cuts.is_lost:
+                break
+            if not cuts.is_open:
+                yield waiting.popleft()
+        yield from _completed(waiting, more)
+
+    def _with_pieces(
+        self, blocks: Iterable[PlainBlock | Block]
+    ) -> Iterator[tuple[PlainBlock | Block, Iterable[Block]]]:
+        """Yield each block with its lines in pieces: a plain file's are read apart, as its blocks are not."""
+        pieces = None
+        for block in blocks:
+            if isinstance(block, Block):
+                yield block, (block,)
+                continue
+            pieces = iterate_pieces(self.file, self.block_bytes) if pieces is None else pieces
+            yield block, next(pieces)
+
+    def unread_blocks(self) -> Iterator[PlainBlock | Block]:
+        """Yield each block of lines as it is."""
+        return iterate_blocks(
+            self.file, self.block_bytes, in_thread_buffer=True, encoding=self.schema.encoding
+        )
+
+    def find(self, text: NDArray[np.uint8], first: int, num_bytes: int, most: int | None = None) -> Records:
+        """Find the records of a text, which is left as it is, without their fields."""
+        return find_records(text, first, num_bytes, self.dialect, NO_COLUMNS, most)
+
+    def header_bytes(self, block: Block) -> int:
+        """Return how many bytes of a block are above the first row."""
+        return min(max(self.header.num_bytes - block.start, 0), block.num_bytes)
+
+    def wrong_quote(self, block: Block, found: Records, fields: Sequence[str]) -> Fault | None:
+        """Describe the quote at which splitting ended; None where none is wrong."""
+        is_wrong = found.status in (UNCLOSED, TRAILING)
+        return quote_fault(block.text, block.num_bytes, found, fields, self.schema) if is_wrong else None
+
+    def split(self, block: Block, head: int, columns: NDArray[np.int64]) -> Records:
+        """Split the records of a block, whose text is changed; arguments as in `find_records`."""
+        begin = self.header_bytes(block)
+        found = find_records(block.text, begin + head, block.num_bytes, self.dialect, columns)
+        above = int(count_newlines(block.text[begin : begin + head]))
+        return found if not above else replace(found, lines=found.lines + above, line=found.line + above)
+
+
+def _completed(
+    waiting: deque[tuple[PlainBlock | Block, int]], more: list[NDArray[np.uint8]]
+) -> Iterator[tuple[PlainBlock | Block, int]]:
+    """Yield the blocks that wait, the first with the rest of its record."""
+    while waiting:
+        block, head = waiting.popleft()
+        yield block.extended(np.concatenate([np.empty(0, np.uint8), *more])), head
+        more.clear()
+
+
+class CsvParts:
+    """Blocks of the records of a CSV log."""
+
+    unit = "line"
+
+    def __init__(
+        self, file: RawFile, number: int, schema: Schema, *, block_bytes: int, has_label: bool
+    ) -> None:
+        if file.read_start(2) in UTF_16_MARKS and schema.encoding == UTF_8:
+            raise FormatError(f"{file.path} is text in UTF-16", hint='its schema needs encoding = "utf-16"')
+        self._number = number
+        self._schema = schema
+        self._has_label = has_label
+        self._records = TextRecords(file, schema, block_bytes)
+        self._constants: dict[str, str] = {}
+        self._fields = self._names(file)
+        self._columns = self._find_columns(file)
+        self.num_header_lines = self._records.header.num_lines
+        # The bytes of a text that is decoded say little of those of its file, nor do blocks of the one.
+        self.is_hashed_whole = schema.encoding != UTF_8
+        self.min_line_bytes = 0 if self.is_hashed_whole else max(1, len(self._fields))
+
+    def _names(self, file: RawFile) -> tuple[str, ...]:
+        """Return the names of the fields of a line."""
+        # A log without labels lacks their fields, though the schema lists them, and so are partitions.
+        names = self._records.header.fields
+        if not self._schema.fields:
+            return names
+        labels = () if self._has_label else self._schema.label_columns
+        return tuple(name for name in names if name not in (*labels, *file.partitions))
+
+    def _find_columns(self, file: RawFile) -> NDArray[np.int64]:
+        """Return for each field of a line its position among the columns that are read, or -1."""
+        wanted = self._schema.columns(has_label=self._has_label)
+        lacking = [name for name in wanted if name in file.partitions and name not in self._fields]
+        self._constants = {name: file.partitions[name] for name in lacking}
+        wanted = tuple(name for name in wanted if name not in lacking)
+        columns = np.full(len(self._fields), -1, np.int64)
+        if self._fields:
+            columns[find_fields(wanted, self._fields, file)] = np.arange(len(wanted))
+        return columns
+
+    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[TextPart]:
+        """Yield a part for each block of lines; one that is finished is read where it may end in quotes."""
+        for number, (block, head) in enumerate(self._records.blocks()):
+            yield TextPart(block_name(self._number, number), self, block, head)
+
+    def sample(self, step: int) -> Iterator[TextPart]:
+        """Yield every ``step``-th part; a plain file is not read between them."""
+        if step == 1:
+            yield from self.iterate({})
+            return
+        for number, block in enumerate(self._records.unread_blocks()):
+            if number % step == 0:
+                yield TextPart(block_name(self._number, number), self, block, is_sampled=True)
+
+    def parse(self, block: Block, part: TextPart) -> Part:
+        """Parse the records of a block."""
+        records = self._records.split(block, part.head, self._columns)
+        return parse_records(
+            block,
+            records,
+            self._schema,
+            self._fields,
+            has_label=self._has_label,
+            wrong_quote=self._records.wrong_quote(block, records, self._fields),
+            constants=self._constants,
+        )
+
+    def header_bytes(self, block: Block) -> int:
+        """Return how many bytes of a block are above the first row."""
+        return self._records.header_bytes(block)
+
+    def whole_records(self, block: Block) -> tuple[Block, int]:
+        """Return a block that begins and ends anywhere up to its last whole record, and the bytes before its
+        first one: where it begins in quotes is guessed, by the number of fields that its records have."""
+        begin = self.header_bytes(block)
+        quoted = np.concatenate([[np.uint8(self._records.dialect.quote & 0xFF)], block.text[begin:]])
+        outside = self._records.find(block.text, begin, block.num_bytes)
+        inside = self._records.find(quoted, 0, block.num_bytes - begin + 1)
+        if self._num_whole(inside) <= self._num_whole(outside) or begin:
+            found, head = outside, 0
+        else:
+            found = inside
+            head = self._records.find(quoted, 0, block.num_bytes - begin + 1, most=1).end - 1
+        end = block.num_bytes
+        if found.status == UNCLOSED:
+            end = found.end if found is outside else found.end - 1 + begin
+        return replace(block, num_bytes=end), head
+
+    def _num_whole(self, found: Records) -> int:
+        return int(np.count_nonzero(found.num_fields == len(self._fields)))
