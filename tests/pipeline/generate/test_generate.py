@@ -61,10 +61,6 @@ def test_the_first_bytes_never_change() -> None:
     assert xxhash.xxh3_128_hexdigest(text) == "bf4361879b3d0e50f67a98ba898c1845"
     text = generate_chunk("criteo-kaggle", 42, 10**12, 1000, 100)
     assert xxhash.xxh3_128_hexdigest(text) == "b7fafe66657552d23d17310461a9bc79"
-    text = generate_chunk("taobao", 0, 0, 1000)
-    assert xxhash.xxh3_128_hexdigest(text) == "0ab0d5b2e1b11f8567a3702f20919568"
-    text = generate_chunk("taobao", 42, 10**9, 1000, 100)
-    assert xxhash.xxh3_128_hexdigest(text) == "cc0afe95dd7a26084806499914d358e2"
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
