@@ -278,3 +278,15 @@ def test_codecs_are_continued_with_a_linear_decay_or_none(name: str, value: Any,
     assert without_removed(RUN, {"exchange": exchange | {"decay": "none"}})["exchange"] == {"vectors": "int8"}
     with pytest.raises(HotsetError, match=option):
         without_removed(RUN, {"exchange": exchange | {name: value}})
+
+
+def test_reserved_room_is_taken_and_given_back(tmp_path: Path) -> None:
+    room = files.ReservedRoom(tmp_path, 1 << 20, "weights")
+    number = room._file
+    assert os.fstat(number).st_blocks >= 2048
+    room.give(1 << 19)
+    assert os.fstat(number).st_size == 1 << 19
+    # The file has no name: its room is free once nothing holds it.
+    del room
+    with pytest.raises(OSError):
+        os.fstat(number)
