@@ -430,6 +430,11 @@ def test_a_log_without_any_category_is_refused_with_the_reasons(tmp_path: Path) 
     assert caught.value.hint is not None and "at least one column" in caught.value.hint
 
 
+def test_one_column_is_a_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("item\n" + "ab\ncd\n" * 9)
+    assert propose_schema(tmp_path / "log").schema.sparse == ("item",)
+
+
 def test_few_rows_can_be_looked_at(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("click,b\n" + "1,x\n" * 50 + "c,x\n" * 50)
     proposal = propose_schema(tmp_path / "log", num_rows=50)

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from hotset.pipeline.errors import HotsetError, MissingExtraError, install_hint
+from hotset.pipeline.folders.manifest import RecordError
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.run import RunOptions, train
@@ -290,3 +291,8 @@ def test_reserved_room_is_taken_and_given_back(tmp_path: Path) -> None:
     del room
     with pytest.raises(OSError):
         os.fstat(number)
+
+
+def test_an_optimizer_that_no_run_has_is_refused() -> None:
+    with pytest.raises(RecordError, match="embedding_optimizer is 'sgd2'"):
+        RunConfig.from_json(CONFIG | {"config": CONFIG["config"] | {"embedding_optimizer": "sgd2"}})
