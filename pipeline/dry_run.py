@@ -241,15 +241,16 @@ def sample_log(raw: Sequence[Path], config: IngestConfig) -> LogSample:
     num_bytes = 0
     stored_bytes = 0
     list_lookups = 0
-    categories: dict[str, list[NDArray[Any]]] = {name: [] for name in schema.sparse}
+    tables = schema.features_of_tables
+    categories: dict[str, list[NDArray[Any]]] = {table: [] for table in tables}
     for number in numbers:
         for part in _parse_blocks(files[number], number, config, _MOST_BLOCKS // len(numbers)):
             num_samples += part.num_samples
             num_bytes += part.num_raw_bytes
             stored_bytes += sum(array.nbytes for array in part.columns.values())
             list_lookups += sum(len(part.columns[name].values) for name, _ in schema.lists)
-            for name, found in categories.items():
-                found.append(_categories_of(part.columns[name]))
+            for table, found in categories.items():
+                found += [_categories_of(part.columns[name]) for name in tables[table]]
     if num_samples == 0:
         raise InputError(f"{files[0].path}: the log is empty: it has no samples")
     return LogSample(
@@ -342,11 +343,12 @@ def estimate_stages(sample: LogSample, config: PreprocessConfig, *, workers: int
     lengths = [span.stop - span.first for span in spans]
     # Every category is counted; only frequent ones get a row, and missing and oov one each.
     rank = config.rank
-    min_counts = numbers_of("feature_min_counts", rank.feature_min_counts, schema.sparse, rank.min_count)
+    tables = [*schema.features_of_tables]
+    min_counts = numbers_of("feature_min_counts", rank.feature_min_counts, tables, rank.min_count)
     rows = {name: sample.num_categories(name, sum(lengths) / least) + 2 for name, least in min_counts.items()}
     # A window of several files has the counts of each file and their sum.
     counted = [sum(lengths), *(lengths if len(lengths) > 1 else [])]
-    counts = {name: [sample.num_categories(name, length) for length in counted] for name in schema.sparse}
+    counts = {name: [sample.num_categories(name, length) for length in counted] for name in tables}
     num_ids = len(schema.one_hot) + sample.list_lookups
     num_parts = sum(max(1.0, size / config.ingest.block_bytes) for size in sample.text_bytes)
     width = {name: feature.category_bytes + 8 for name, feature in sample.features.items()}
@@ -360,7 +362,7 @@ def estimate_stages(sample: LogSample, config: PreprocessConfig, *, workers: int
         "count": sum(
             width[name] * sum(found) + _COPY_OVERHEAD * len(found) for name, found in counts.items()
         ),
-        "rank": sum((width[name] + row_bytes) * rows[name] + _COPY_OVERHEAD for name in schema.sparse),
+        "rank": sum((width[name] + row_bytes) * rows[name] + _COPY_OVERHEAD for name in tables),
         "encode": samples * 4 * (num_ids + len(schema.lists)) + num_parts * _COPY_OVERHEAD,
         "split": samples + num_parts * _COPY_OVERHEAD,
         "pack": samples * shard_bytes + _COPY_OVERHEAD * (samples / config.pack.batch_size + num_files + 3),
@@ -379,7 +381,7 @@ def estimate_stages(sample: LogSample, config: PreprocessConfig, *, workers: int
     growing = {
         "count": sum(64 * max(4096.0, found[0]) for found in counts.values()),
         "rank": per_row * num_rows + per_sample * num_train,
-        "encode": sum(id_table_bytes(int(rows[name]), width[name] - 8) for name in schema.sparse),
+        "encode": sum(id_table_bytes(int(rows[name]), width[name] - 8) for name in tables),
         "pack": samples * (4 * words + 8),
     }
     memory = {stage: workers * 3 * config.ingest.block_bytes + growing.get(stage, 0.0) for stage in folders}

@@ -17,6 +17,7 @@ without hotset.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from ..stats.traffic import presence
 from .errors import ConfigError, ManifestError, ShardError
 from .folders.disk import new_folder, paths_in, write_errors_explained
 from .folders.manifest import FileEntry, Manifest
-from .folders.totals import ShardFacts, ShardSettings, ShardsTotals
+from .folders.totals import ShardFacts, ShardSettings, ShardsTotals, by_feature, multi_hot
 from .formats.arrow_files import damage_named, fixed_lists, open_mapped, row_groups, values_of
 from .formats.ids import PartIds
 from .formats.sample_columns import is_there, type_of
@@ -116,8 +117,8 @@ class NamedBatches:
         label += [(name, kinds.get(name, pa.int8())) for name in self.totals.sample_columns]
         dense = [(name, pa.float32()) for name in self.totals.dense]
         ids = [
-            (table.name, pa.list_(pa.int32()) if table.is_multi_hot else pa.int32())
-            for table in self.totals.tables
+            (feature.name, pa.list_(pa.int32()) if feature.is_multi_hot else pa.int32())
+            for feature in by_feature(self.totals.tables)
         ]
         return pa.schema([*label, *dense, *ids])
 
@@ -174,10 +175,10 @@ class NamedBatches:
         # Programs that read the files index tables by these ids without a check.
         part = PartIds.read(batch, self.totals.tables)
         part.check_ids(path)
-        for table, ids in zip(part.tables, part.ids, strict=True):
+        for feature, ids in zip(by_feature(part.tables), part.ids, strict=True):
             shifted = pa.array(ids + np.int32(self._first_id))
-            if table.is_multi_hot:
-                shifted = pa.ListArray.from_arrays(pa.array(part.lists[table.name][0]), shifted)
+            if feature.is_multi_hot:
+                shifted = pa.ListArray.from_arrays(pa.array(part.lists[feature.name][0]), shifted)
             columns.append(shifted)
         return pa.record_batch(columns, schema=self.schema)
 
@@ -194,8 +195,8 @@ def _label(column: Any) -> Any:
 def write_column_map(shards: NamedBatches, out: Path) -> None:
     """Write ``columns.json``: the label, the dense features and the tables.
 
-    Each table has its column, whether the column holds lists, its number of rows (all ids are smaller), and
-    the ids of oov and of missing values.
+    Each feature has its column, whether the column holds lists, the number of rows of its table (all ids are
+    smaller), and the ids of oov and of missing values; and the name of the table, where several share it.
     """
     totals = shards.totals
     # Columns by their part in training, which their names do not show.
@@ -205,13 +206,15 @@ def write_column_map(shards: NamedBatches, out: Path) -> None:
         "dense": list(totals.dense),
         "tables": [
             {
-                "column": table.name,
-                "is_list": table.is_multi_hot,
+                "column": feature.name,
+                "is_list": feature.is_multi_hot,
                 "num_rows": table.num_rows,
                 "oov_id": table.oov_id,
                 "missing_id": table.missing_id,
             }
+            | ({"table": table.name} if table.features else {})
             for table in totals.tables
+            for feature in by_feature([table])
         ],
         "samples": shards.num_samples,
     }
@@ -229,15 +232,18 @@ def write_feature_map(shards: NamedBatches, out: Path, data_set: str) -> None:
     features: list[dict[str, Any]] = [{name: {"source": "", "type": "numeric"}} for name in totals.dense]
     features += [
         {
-            table.name: {
+            feature.name: {
                 "source": "",
                 "type": "categorical",
                 "padding_idx": 0,
                 "oov_idx": table.oov_id + FIRST_ID,
                 "vocab_size": table.num_rows + FIRST_ID,
             }
+            # FuxiCTR gives a feature the table of one before it.
+            | ({"share_embedding": table.features[0].name} if number else {})
         }
         for table in totals.tables
+        for number, feature in enumerate(by_feature([table]))
     ]
     # Every table has one row more than in the shards, that of the padding.
     found = {
@@ -294,8 +300,8 @@ def constraints(folder=Path(__file__).parent):
     found = json.loads((Path(folder) / "planner.json").read_text())
     return {
         name: ParameterConstraints(
-            pooling_factors=[table["pooling_factor"]],
-            batch_sizes=[found["batch_size"]],
+            pooling_factors=table["pooling_factors"],
+            batch_sizes=[found["batch_size"]] * len(table["pooling_factors"]),
             cache_params=CacheParams(load_factor=table["load_factor"], stats=CountedStatistics(table)),
         )
         for name, table in found["tables"].items()
@@ -314,6 +320,12 @@ def write_planner_files(shards: Manifest, out: Path) -> None:
     vocabulary = Manifest.read(folder)
     batch_size = ShardSettings.of(shards).batch_size
     num_samples = totals.samples.hot_only + totals.samples.mixed
+    # Each feature of a shared table has a pooling factor of its own.
+    looked_up: Counter[str] = Counter()
+    for entry in shards.files:
+        facts = shards.facts_of(ShardFacts, entry)
+        if facts.kind != "evaluation":
+            looked_up.update(facts.lookups)
     tables: dict[str, Any] = {}
     for table, dim, counts in zip(
         totals.tables, totals.embedding_dims, read_tables(vocabulary, "count"), strict=True
@@ -328,6 +340,11 @@ def write_planner_files(shards: Manifest, out: Path) -> None:
             "num_embeddings": table.num_rows,
             "embedding_dim": dim,
             "pooling_factor": pooling_factor,
+            "pooling_factors": [
+                looked_up[each.name] / max(1, num_samples) if each.is_multi_hot else 1.0
+                for each in table.features
+            ]
+            or [pooling_factor],
             "load_factor": table.num_hot / table.num_rows,
             **cache_statistics(lookups, batch_size * pooling_factor),
             # A fit by the names that FBGEMM has, and its errors.
@@ -431,7 +448,7 @@ def export_shards(
 def check_log(batches: NamedBatches, to: str) -> None:
     """Raise ConfigError for a log with lists or without labels."""
     hint = "take --to parquet"
-    lists = [table.name for table in batches.totals.tables if table.is_multi_hot]
+    lists = [feature.name for feature in multi_hot(batches.totals.tables)]
     if lists:
         raise ConfigError(f"{to} holds one category a feature, and {lists[0]} has lists", hint=hint)
     if not batches.totals.has_label:

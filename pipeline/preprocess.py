@@ -287,8 +287,8 @@ def resolved(config: PreprocessConfig) -> PreprocessConfig:
         )
     # Peeling weighs rows by their bytes, which follow from the widths that `split` is to give them.
     if rank.rank_by == "peel" and split.feature_dims and not rank.peel_row_bytes:
-        features = schema_of(config.ingest.schema).sparse
-        widths = zip(features, bytes_of_rows(split, features), strict=True)
+        tables = [*schema_of(config.ingest.schema).features_of_tables]
+        widths = zip(tables, bytes_of_rows(split, tables), strict=True)
         rank = replace(rank, peel_row_bytes=FeatureSettings(widths))
     return replace(config, rank=rank)
 
@@ -426,8 +426,11 @@ def check_resources(
         if all(is_sealed(out / name) for name in stage.inputs):
             check_stage(redo, stage.config, out, resources)
     schema = schema_of(config.ingest.schema)
-    numbers_of("feature_min_counts", config.rank.feature_min_counts, schema.sparse, config.rank.min_count)
-    numbers_of("feature_dims", config.split.feature_dims, schema.sparse, config.split.embedding_dim)
+    names, tables = [*schema.features_of_tables], dict(schema.tables)
+    default = config.rank.min_count
+    numbers_of("feature_min_counts", config.rank.feature_min_counts, names, default, tables=tables)
+    default = config.split.embedding_dim
+    numbers_of("feature_dims", config.split.feature_dims, names, default, tables=tables)
     check_free_disk(disk_needed(raw, out, extend=extend), out)
     if resources.memory_bytes is None:
         return
@@ -488,7 +491,7 @@ def _memory_needs(
     width = layout.width + part.num_list_lookups // max(1, part.num_samples)
     workers = resources.workers
     needs = {
-        "count": count_stage.needed_bytes(len(schema.sparse), workers),
+        "count": count_stage.needed_bytes(len(schema.features_of_tables), workers),
         "rank": rank_stage.needed_bytes(workers),
         "encode": encode_stage.needed_bytes(part, len(schema.one_hot), workers),
         "pack": pack_stage.needed_bytes(config.pack, width, part.num_samples, workers),

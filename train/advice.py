@@ -27,7 +27,7 @@ from ..pipeline.errors import (
     require_at_least,
 )
 from ..pipeline.folders.manifest import JsonRecord, Manifest, RecordError
-from ..pipeline.folders.totals import ColumnsTotals, PlanSettings, PlanTotals, VocabularyTotals
+from ..pipeline.folders.totals import ColumnsTotals, PlanSettings, PlanTotals, VocabularyTotals, by_feature
 from ..pipeline.folders.whole_file import whole_file
 from ..pipeline.runtime.tasks import DEFAULT_RESOURCES, Resources
 from ..pipeline.schema.schema import nearest
@@ -159,7 +159,7 @@ def read_workload(
     dim = PlanSettings.of(plan).embedding_dim
     num_dense = len(ColumnsTotals.of(columns).dense)
     # The model as training would build it, for its operations and memory.
-    shape = _shape_of(model, num_dense, len(counts), dim)
+    shape = _shape_of(model, num_dense, len(by_feature(VocabularyTotals.of(vocabulary).tables)), dim)
     rates = AccessRates.of_counts(counts, num_train)
     # Tables of several widths enter by the mean width of a lookup.
     widths = np.array(PlanTotals.of(plan).bytes_of_rows)

@@ -1,7 +1,7 @@
 """Builds a dense model and its step, from presets or user code.
 
 A user's module is any ``torch.nn.Module`` with ``forward(dense, embeddings)``: dense features (B, K) float32
-and a dictionary from the name of each table to its embeddings (B, D) float32, in the order of the tables; it
+and a dictionary from the name of each feature to its embeddings (B, D) float32, in their order; it
 returns (B,) logits. A class attribute ``per_sample = True`` says that each logit depends on its sample alone,
 so that batches may be computed in tiles on several threads.
 
@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from ..pipeline.errors import ConfigError, HotsetError, first_line, system_fault
+from ..pipeline.folders.totals import multi_hot
 from ..pipeline.schema.schema import nearest
 from .config import ModelConfig
 from .data.batch import EmbeddingTable
@@ -172,7 +173,7 @@ class UserModel(DenseModel):
         )
 
     def _by_table(self, embeddings: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the (B, D) embeddings by table name, in table order."""
+        """Return the (B, D) embeddings by the name of the feature, in their order."""
         found: dict[int, torch.Tensor] = {}
         for tables, emb_BFd in zip(self._widths.values(), embeddings, strict=True):
             found |= dict(zip(tables, emb_BFd.unbind(1), strict=True))
@@ -327,6 +328,6 @@ def pooled_step(step: DenseStep, config: ModelConfig, tables: Sequence[Embedding
     """Return the step of a model on embeddings pooled as ``config`` says."""
     if config.kind == "tbsm":
         return HistoryStep(step, tables)
-    if config.pooling == "mean" and any(table.is_multi_hot for table in tables):
+    if config.pooling == "mean" and multi_hot(tables):
         return MeanPooling(step, tables)
     return step

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..pipeline.errors import HotsetError, format_byte_size
+from ..pipeline.folders.totals import by_feature
 from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX
 from .build_embeddings import RowTools, build_groups, open_device, set_threads
@@ -243,7 +244,7 @@ def load_dense_layers(
 
 def _refuse_other_lists(run: Path, config: RunConfig, tables: Sequence[EmbeddingTable]) -> None:
     """Raise HotsetError unless histories of training are exactly the lists here."""
-    for own, table in zip(config.tables, tables, strict=True):
+    for own, table in zip(by_feature(config.tables), by_feature(tables), strict=True):
         if own.is_multi_hot != table.is_multi_hot:
             found, wanted = ("a list" if each.is_multi_hot else "one value" for each in (table, own))
             raise HotsetError(f"{table.name} is {found} in each sample, and the run {run} has {wanted}")

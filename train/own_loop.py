@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..pipeline.errors import MIB, ConfigError, require_at_least
+from ..pipeline.folders.totals import by_feature
 from ..pipeline.settings import Bytes, Real, Whole, refuse_unknown
 from ..stats.batch_rows import first_stray_lookup
 from .build import build_tools
@@ -67,8 +68,9 @@ def read_lookups(tables: Sequence[EmbeddingTable], features: Mapping[str, Any]) 
     bags: list[FeatureBags] = []
     num_samples: dict[str, int] = {}
     is_hot_only = True
-    names = {table.name for table in tables}
-    for table in tables:
+    features_of_log = by_feature(tables)
+    names = {table.name for table in features_of_log}
+    for table in features_of_log:
         # Ids are refused as they came, before a kernel reads them or they are cut to int32.
         found_N = _integers(features, table.name)
         _refuse_stray(found_N, table)
@@ -471,13 +473,13 @@ class Embeddings(nn.Module):
             return [emb_BFd.clone() for emb_BFd in self._rows.look_up(step)]
 
     def _by_name(self, embeddings: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return those of each table, in the order of the tables."""
-        of_table = {
-            table: emb_BFd[:, position]
+        """Return those of each feature, in their order."""
+        of_feature = {
+            feature.name: emb_BFd[:, position]
             for group, emb_BFd in zip(self._rows.groups, embeddings, strict=True)
-            for position, table in enumerate(group.tables)
+            for position, feature in enumerate(by_feature(self._tables[table] for table in group.tables))
         }
-        return {table.name: of_table[number] for number, table in enumerate(self._tables)}
+        return {feature.name: of_feature[feature.name] for feature in by_feature(self._tables)}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Put copies of all tables into a state dictionary of torch."""
@@ -617,7 +619,7 @@ def _gradients(
     group: TableGroup, batches: Sequence[Batch], found: Sequence[_Lookup | None], number: int
 ) -> torch.Tensor:
     """Return a tensor with the gradients of all samples of a step, zero where no loss depends on them."""
-    shape = (len(group.tables), group.embedding_dim)
+    shape = (group.reader.num_bags, group.embedding_dim)
     parts = []
     for batch, lookup in zip(batches, found, strict=True):
         grad_BFd = lookup.grads[number] if lookup is not None else None

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ..pipeline.errors import HotsetError, first_line
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
+from ..pipeline.folders.totals import TableFeature, by_feature
 from ..stats.ranking.row_bytes import OPTIMIZERS
 from .config import MOST_THREADS, ModelConfig, TrainConfig
 
@@ -38,7 +39,9 @@ class RunTable(JsonRecord):
     num_hot: int
     """Rows that were hot."""
     is_multi_hot: bool = False
-    """Whether its feature is list-valued."""
+    """Whether samples may look it up other than once: its feature is list-valued, or there are several."""
+    features: tuple[TableFeature, ...] = ()
+    """Features that look up in it; empty where that is the one of its name alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,10 +111,10 @@ class RunConfig(JsonRecord):
             require_range(f"tables[{number}].num_rows", table.num_rows, 1, _MOST_ROWS)
             require_range(f"tables[{number}].embedding_dim", table.embedding_dim, 1, _MOST_FLOATS)
             require_range(f"tables[{number}].num_hot", table.num_hot, 0, table.num_rows)
-        # Names are columns and tensors, so each must be of one table.
-        tables = [table.name for table in self.tables]
-        if len(set(tables)) != len(tables):
-            raise RecordError("tables lists a table twice")
+        # Names are columns and tensors, so each must be of one table, and of one feature.
+        for what, tables in (("table", self.tables), ("feature", by_feature(self.tables))):
+            if len({table.name for table in tables}) != len(tables):
+                raise RecordError(f"tables lists a {what} twice")
 
 
 def read_object(path: Path, hint: str | None = RUN_HINT) -> dict[str, Any]:

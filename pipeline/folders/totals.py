@@ -7,8 +7,8 @@ manifest.json, see docs/formats.md. The tables of a log have a class for each ki
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, Self, TypeVar
 
 from ...stats.ranking.row_bytes import OPTIMIZERS
 from ..schema.schema import GROUP, WEIGHT, label_column
@@ -21,11 +21,20 @@ MOST_FLOATS = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TableFeature(JsonRecord):
+    """A feature that looks up in a table of several, or of another name."""
+
+    name: str
+    is_multi_hot: bool = False
+    """Whether it is list-valued."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CountedTable(JsonRecord):
     """A table in counts/."""
 
     name: str
-    """Name of the feature."""
+    """Name of the table: that of its feature, or of the first of them."""
     num_categories: int
     """Distinct categories, missing values not included."""
     num_missing: int
@@ -33,6 +42,9 @@ class CountedTable(JsonRecord):
     num_lookups: int | None = None
     """Lookups of the samples that were counted; None where every sample has one."""
     is_multi_hot: bool = False
+    """Whether samples may look it up other than once."""
+    features: tuple[TableFeature, ...] = ()
+    """Features that look up in it; empty where that is the one of its name alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +52,7 @@ class _TableOfRows(JsonRecord):
     """A table whose categories have ids."""
 
     name: str
-    """Name of the feature."""
+    """Name of the table: that of its feature, or of the first of them."""
     num_rows: int
     """Rows, those of missing and out-of-vocabulary values included."""
     oov_id: int
@@ -63,6 +75,9 @@ class VocabularyTable(_TableOfRows):
     num_lookups: int | None = None
     """Lookups of the samples that were counted; None where every sample has one."""
     is_multi_hot: bool = False
+    """Whether samples may look it up other than once."""
+    features: tuple[TableFeature, ...] = ()
+    """Features that look up in it; empty where that is the one of its name alone."""
 
     def check_values(self, where: str) -> None:
         _TableOfRows.check_values(self, where)
@@ -89,6 +104,9 @@ class PlannedTable(_TableOfRows):
     """A table in plan/ and shards/."""
 
     is_multi_hot: bool = False
+    """Whether samples may look it up other than once."""
+    features: tuple[TableFeature, ...] = ()
+    """Features that look up in it; empty where that is the one of its name alone."""
     num_hot: int
     """Rows kept in fast memory: those with a lower id."""
     embedding_dim: int | None = None
@@ -422,6 +440,9 @@ class ShardsTotals(SampleTotals):
         require_range(f"{where}num_valid_samples", self.num_valid_samples, 0, self.samples.evaluation)
         if not self.tables:
             raise RecordError(f"{where}tables is empty, want one table or more")
+        names = [feature.name for feature in by_feature(self.tables)]
+        if len(set(names)) < len(names):
+            raise RecordError(f"{where}tables names a feature twice")
         # Sizes a trainer allocates by: each is bounded here, because a manifest may come from anywhere.
         require_range(f"{where}embedding_dim", self.embedding_dim, 1, MOST_FLOATS)
         if self.embedding_optimizer not in OPTIMIZERS:
@@ -451,17 +472,51 @@ class IdMapTotals(StageTotals):
     new_lookups: int
 
 
-Table = TypeVar("Table", bound=NamedTable)
+class _OfFeatures(Protocol):
+    """A table in a folder or in memory."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_multi_hot(self) -> bool: ...
+    @property
+    def features(self) -> tuple[TableFeature, ...]: ...
+
+
+Table = TypeVar("Table", bound=_OfFeatures)
+Value = TypeVar("Value")
+
+
+def by_feature(tables: Iterable[Table]) -> list[Table]:
+    """Return the table of each feature, with the feature's name and whether that is multi-hot.
+
+    The order is that of features everywhere: tables in theirs, and the features of each in the schema's.
+    """
+    found: list[Table] = []
+    for table in tables:
+        # A table of one feature is described as that feature already.
+        own = [
+            replace(table, name=each.name, is_multi_hot=each.is_multi_hot, features=())  # type: ignore[type-var]
+            for each in table.features
+        ]
+        found += own or [table]
+    return found
+
+
+def for_features(tables: Iterable[Table], values: Iterable[Value]) -> list[Value]:
+    """Return the value of each feature, which is that of its table."""
+    pairs = zip(tables, values, strict=True)
+    return [value for table, value in pairs for _ in range(max(1, len(table.features)))]
 
 
 def one_hot(tables: Iterable[Table]) -> list[Table]:
-    """Return the tables whose ids are in the column ``ids``, in its order."""
-    return [table for table in tables if not table.is_multi_hot]
+    """Return the features whose ids are in the column ``ids``, in its order, as `by_feature` does."""
+    return [feature for feature in by_feature(tables) if not feature.is_multi_hot]
 
 
 def multi_hot(tables: Iterable[Table]) -> list[Table]:
-    """Return the tables that have a separate list column."""
-    return [table for table in tables if table.is_multi_hot]
+    """Return the features that have a separate list column, as `by_feature` does."""
+    return [feature for feature in by_feature(tables) if feature.is_multi_hot]
 
 
 TOTALS_OF_STAGE: dict[str, type[StageTotals]] = {

@@ -236,7 +236,7 @@ def columns_of(manifest: Manifest) -> ColumnTypes:
             return VOCABULARY_COLUMNS | (SAMPLED_COLUMNS if is_sampled else {})
         case "encode":
             tables = SamplesTotals.of(manifest).tables
-            lists = {table.name: (pa.list_(pa.int32()),) for table in multi_hot(tables)}
+            lists = {feature.name: (pa.list_(pa.int32()),) for feature in multi_hot(tables)}
             return {"ids": (pa.list_(pa.int32(), len(one_hot(tables))),)} | lists
         case "map-ids":
             return {"new_id": (pa.int32(),)}

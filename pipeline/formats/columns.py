@@ -77,11 +77,19 @@ def texts_file(name: str) -> str:
     return f"{name.removesuffix('.arrow')}.texts.arrow"
 
 
-def text_features(columns: Manifest) -> list[str]:
-    """Features whose categories are texts."""
+def text_tables(columns: Manifest) -> list[str]:
+    """Tables whose categories are texts."""
     totals = ColumnsTotals.of(columns)
     kinds = {} if totals.schema is None else schema_of(totals.schema).kind_of
-    return [name for name in totals.sparse if kinds.get(name) == "text"]
+    return [table for table, (first, *_) in tables_of(columns).items() if kinds.get(first) == "text"]
+
+
+def tables_of(columns: Manifest) -> dict[str, tuple[str, ...]]:
+    """Return the features of each table, in the order of both."""
+    totals = ColumnsTotals.of(columns)
+    if totals.schema is None:
+        return {name: (name,) for name in totals.sparse}
+    return schema_of(totals.schema).features_of_tables
 
 
 def read_texts(manifest: Manifest, entry: FileEntry) -> Any:
@@ -179,12 +187,15 @@ def write_top_texts(output: Output, columns: Manifest, wanted: Mapping[str, NDAr
 
     Of two texts that share a hash it is the first in log order.
     """
+    table_of = {name: table for table, features in tables_of(columns).items() for name in features}
     found: dict[str, dict[int, str]] = {name: {} for name in wanted if not output.has(texts_file(name))}
     for entry in columns.files:
         # A table that has all its texts is left out; once none is lacking, no further file is opened.
         lacking = {name for name in found if len(found[name]) < wanted[name].shape[0]}
         if entry.is_texts and lacking:
-            _collect(read_texts(columns, entry), wanted, {name: found[name] for name in lacking})
+            found_here = {name: found[table] for name, table in table_of.items() if table in lacking}
+            wanted_here = {name: wanted[table_of[name]] for name in found_here}
+            _collect(read_texts(columns, entry), wanted_here, found_here)
     for name, texts in found.items():
         if texts:
             categories = sorted(texts)

@@ -1,6 +1,7 @@
 """The ids of one part of samples/, a matrix and list columns; and the cold rows of a batch of shards.
 
-The matrix holds the one-hot tables; each multi-hot table has a list column. Batches of shards have their ids
+The matrix holds the one-hot features; each multi-hot feature has a list column. A table has one feature, or
+several that share it. Batches of shards have their ids
 in the same form; their distinct cold rows are the same in every order of training.
 """
 
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from ...stats.id_tables import settle_unknown
 from ...stats.ranking.ranking import largest_ids, tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
-from ...stats.shuffle import tag_cold_bags
-from ..errors import ManifestError, ShardError, hint_to_rewrite
+from ...stats.shuffle import copy_bags, tag_cold_bags
+from ..errors import ConfigError, ManifestError, ShardError, hint_to_rewrite
 from ..folders.manifest import MANIFEST, FileEntry, Manifest
 from ..folders.totals import (
     ColumnsFacts,
@@ -28,6 +29,8 @@ from ..folders.totals import (
     ShardSettings,
     ShardsTotals,
     TableInfo,
+    by_feature,
+    for_features,
     multi_hot,
     one_hot,
 )
@@ -65,23 +68,23 @@ def largest_part(columns: Manifest, entries: Sequence[FileEntry]) -> PartSize:
     return PartSize(max((entry.num_samples for entry in entries), default=0), max(lookups, default=0))
 
 
-def _of_tables(
+def _of_features(
     tables: Sequence[TableInfo], one_hot_rows: NDArray[np.int32], lists: dict[str, BagArrays]
 ) -> list[NDArray[np.int32]]:
     rows = iter(one_hot_rows)
-    return [lists[table.name][1] if table.name in lists else next(rows) for table in tables]
+    return [lists[feature.name][1] if feature.name in lists else next(rows) for feature in by_feature(tables)]
 
 
 @dataclass(frozen=True, slots=True)
 class PartIds:
-    """Ids of every table."""
+    """Ids of every feature."""
 
     tables: Sequence[TableInfo]
     """The tables in the order of manifests."""
     matrix: NDArray[np.int32]
-    """(num_samples, one-hot tables)."""
+    """(num_samples, one-hot features)."""
     lists: dict[str, BagArrays]
-    """Bags of each multi-hot table, by name."""
+    """Bags of each multi-hot feature, by name."""
 
     @classmethod
     def read(cls, batch: Any, tables: Sequence[TableInfo]) -> PartIds:
@@ -96,39 +99,49 @@ class PartIds:
     def check_ids(self, path: Path, largest: NDArray[np.uint32] | None = None) -> None:
         """Raise ManifestError where an id read from ``path`` is outside its table.
 
-        ``largest``: (one-hot tables,), the largest id of each among the samples in use, as an unsigned
+        ``largest``: (one-hot features,), the largest id of each among the samples in use, as an unsigned
         number, by which a negative id is larger than any table; of all samples if it is not given.
         """
         # As unsigned numbers, so that one comparison finds negative ids too.
         if largest is None:
             largest = np.zeros(self.matrix.shape[1], np.uint32)
             largest_ids(self.matrix, largest)
-        found_of = dict(zip((table.name for table in one_hot(self.tables)), largest, strict=True))
+        found_of = dict(zip((feature.name for feature in one_hot(self.tables)), largest, strict=True))
         found_of |= {name: ids.view(np.uint32).max(initial=0) for name, (_, ids) in self.lists.items()}
         has_samples = self.matrix.shape[0] > 0
-        for table in self.tables:
-            if has_samples and found_of[table.name] >= table.num_rows:
-                found = int(found_of[table.name].astype(np.int32))
+        for feature in by_feature(self.tables):
+            if has_samples and found_of[feature.name] >= feature.num_rows:
+                found = int(found_of[feature.name].astype(np.int32))
                 raise ManifestError(
-                    f"{path} is damaged: id {found} in table {table.name} of {table.num_rows} rows",
+                    f"{path} is damaged: id {found} in table {feature.name} of {feature.num_rows} rows",
                     hint=hint_to_rewrite(path.parent),
                 )
 
     @property
     def ids(self) -> list[NDArray[np.int32]]:
-        """Per table (num_lookups,): a column of the matrix, or the elements of all its lists."""
-        return _of_tables(self.tables, self.matrix.T, self.lists)
+        """Per feature (num_lookups,): a column of the matrix, or the elements of all its lists."""
+        return _of_features(self.tables, self.matrix.T, self.lists)
+
+    @property
+    def by_table(self) -> list[TableLookups]:
+        """The lookups of each table; in one of several features, those of a sample are next to each other."""
+        names = [feature.name for feature in by_feature(self.tables)]
+        offsets = [self.lists[name][0] if name in self.lists else ONE_EACH for name in names]
+        found = iter(map(TableLookups, self.ids, offsets))
+        return [
+            join_lookups([next(found) for _ in range(max(1, len(table.features)))]) for table in self.tables
+        ]
 
     def tags(self, num_hot: Sequence[int]) -> NDArray[np.uint8]:
         """Return 1 for each sample whose ids are all below ``num_hot`` of their tables: (num_samples,)."""
         is_hot = np.empty(self.matrix.shape[0], np.uint8)
-        pairs = list(zip(self.tables, num_hot, strict=True))
-        of_matrix = [hot for table, hot in pairs if table.name not in self.lists]
+        pairs = list(zip(by_feature(self.tables), for_features(self.tables, num_hot), strict=True))
+        of_matrix = [hot for feature, hot in pairs if feature.name not in self.lists]
         # The one-hot lookups give every sample its first tag; bags can only clear it.
         tag_hot_samples(self.matrix, np.array(of_matrix, np.int64), is_hot)
-        for table, hot in pairs:
-            if table.name in self.lists:
-                tag_cold_bags(*self.lists[table.name], int(hot), is_hot)
+        for feature, hot in pairs:
+            if feature.name in self.lists:
+                tag_cold_bags(*self.lists[feature.name], int(hot), is_hot)
         return is_hot
 
     def columns(self) -> dict[str, Any]:
@@ -143,34 +156,34 @@ class FoundIds:
 
     tables: Sequence[TableInfo]
     of_one_hot: NDArray[np.int32]
-    """(one-hot tables, num_samples)."""
+    """(one-hot features, num_samples)."""
     lists: dict[str, BagArrays]
-    """Bags of each multi-hot table, by name."""
+    """Bags of each multi-hot feature, by name."""
 
     @classmethod
     def unset(cls, batch: Any, tables: Sequence[TableInfo]) -> FoundIds:
-        """Allocate ids for a part of columns/; those of one-hot tables are a thread buffer."""
+        """Allocate ids for a part of columns/; those of one-hot features are a thread buffer."""
         of_one_hot = thread_buffer("found ids", (len(one_hot(tables)), batch.num_rows), np.int32)
-        offsets = {table.name: offsets_of(batch.column(table.name)) for table in multi_hot(tables)}
+        offsets = {feature.name: offsets_of(batch.column(feature.name)) for feature in multi_hot(tables)}
         # A bag in samples/ is as long as in columns/, so the offsets are shared and only ids are new.
         lists = {name: (found, np.empty(found[-1], np.int32)) for name, found in offsets.items()}
         return cls(tables, of_one_hot, lists)
 
     @property
     def ids(self) -> list[NDArray[np.int32]]:
-        """Per table (num_lookups,): of each sample, or the elements of all its lists."""
-        return _of_tables(self.tables, self.of_one_hot, self.lists)
+        """Per feature (num_lookups,): of each sample, or the elements of all its lists."""
+        return _of_features(self.tables, self.of_one_hot, self.lists)
 
     def settle(self, num_train: int, matrix: NDArray[np.int32]) -> tuple[PartIds, SamplesFacts]:
         """Assign the oov row to unknown categories; count its lookups, and those of lists.
 
         Args:
             num_train: samples that are for training, the first ones.
-            matrix: (num_samples, one-hot tables) out, the matrix of the result.
+            matrix: (num_samples, one-hot features) out, the matrix of the result.
         """
-        oov = {table.name: table.oov_id for table in self.tables}
-        names = [table.name for table in one_hot(self.tables)]
-        # All one-hot tables together, the training samples first; then list by list.
+        oov = {feature.name: feature.oov_id for feature in by_feature(self.tables)}
+        names = [feature.name for feature in one_hot(self.tables)]
+        # All one-hot features together, the training samples first; then list by list.
         of_one_hot = np.array([oov[name] for name in names], np.int32)
         counted = np.zeros((2, len(names)), np.int64)
         for half, samples in enumerate((slice(None, num_train), slice(num_train, None))):
@@ -185,8 +198,9 @@ class FoundIds:
             lookups[name] = (first, ids.shape[0] - first)
             for half, elements in enumerate((ids[:first], ids[first:])):
                 settle_unknown(elements[None], of_list, num_oov[name][half:], elements[:, None])
+        features = [[feature.name for feature in by_feature([table])] for table in self.tables]
         train, evaluation = (
-            tuple(int(num_oov[table.name][half]) for table in self.tables) for half in range(2)
+            tuple(sum(int(num_oov[name][half]) for name in names) for names in features) for half in range(2)
         )
         facts = SamplesFacts(oov_train=train, oov_evaluation=evaluation, lookups=lookups)
         return PartIds(self.tables, matrix, self.lists), facts
@@ -217,14 +231,37 @@ class TableLookups:
         offsets = self.offsets[start : stop + 1]
         return TableLookups(self.ids[offsets[0] : offsets[-1]], offsets - offsets[0])
 
+    @property
+    def all_offsets(self) -> NDArray[np.int32]:
+        """(num_samples + 1,), also of one lookup each."""
+        is_one_each = self.offsets is ONE_EACH
+        return np.arange(self.num_samples + 1, dtype=np.int32) if is_one_each else self.offsets
+
+
+def join_lookups(features: Sequence[TableLookups]) -> TableLookups:
+    """Return the lookups of a table: sample after sample, in each those of one feature after another."""
+    if len(features) == 1:
+        return features[0]
+    lengths = [np.diff(feature.all_offsets) for feature in features]
+    ends = np.cumsum(sum(lengths), dtype=np.int64)
+    num_lookups = int(ends[-1]) if ends.size else 0
+    if num_lookups >= 2**31:
+        raise ConfigError("a part has 2**31 lookups in one table: ingest the log with a lower --block-bytes")
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    ids = np.empty(num_lookups, np.int32)
+    # Each feature's lookups of a sample follow those of the features before it.
+    places = offsets[:-1].copy()
+    for feature, own in zip(features, lengths, strict=True):
+        copy_bags(np.ascontiguousarray(feature.ids), feature.all_offsets[:-1], own, ids, places)
+        places += own
+    return TableLookups(ids, offsets)
+
 
 def read_lookups(samples: Manifest, entry: FileEntry, start: int, stop: int) -> list[TableLookups]:
     """Map the lookups of samples ``start`` up to ``stop`` of one file, table by table."""
     part = PartIds.read(read_batch(samples, entry), SamplesTotals.of(samples).tables)
     part.check_ids(samples.folder / entry.path)
-    names = [table.name for table in part.tables]
-    offsets = [part.lists[name][0] if name in part.lists else ONE_EACH for name in names]
-    return [TableLookups(*found).of_samples(start, stop) for found in zip(part.ids, offsets, strict=True)]
+    return [lookups.of_samples(start, stop) for lookups in part.by_table]
 
 
 _BATCHES_LOOKED_AT = 32
@@ -366,10 +403,10 @@ def _rows_of(batch: Any, path: Path, shards: Manifest, widths: Sequence[ColdWidt
 
 def distinct_cold_rows(ids: PartIds, width: ColdWidth) -> BatchRows:
     """Return the distinct cold rows of some samples in the tables of one width."""
-    by_table = ids.ids
+    by_table = ids.by_table
     keys = [np.zeros(0, np.int64)]
     for table, first, base in zip(width.tables, width.first, width.base, strict=True):
-        found = by_table[table]
+        found = by_table[table].ids
         # Hot rows are first in their table; cold ones are numbered table by table.
         keys.append(found[found >= first] - first + base)
     rows, lookups = np.unique(np.concatenate(keys), return_counts=True)

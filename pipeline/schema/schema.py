@@ -123,10 +123,12 @@ class Schema:
     """Dense features whose transform is none; the others' is log1p."""
     renamed: Pairs = ()
     """Features that are not named after their column, and the column."""
+    tables: Pairs = ()
+    """Sparse features that look up in a table of another name than their own, and the table."""
     min_counts: Settings = ()
-    """Sparse features with a separate ``min_count``: a setting of `rank`, no part of the columns."""
+    """Tables with a separate ``min_count``: a setting of `rank`, no part of the columns."""
     embedding_dims: Settings = ()
-    """Sparse features with a separate ``embedding_dim``: a setting of `split`."""
+    """Tables with a separate ``embedding_dim``: a setting of `split`."""
     time_units: Pairs = ()
     """Sparse features of TIME_KINDS from times that are numbers, and the unit of these."""
     time_formats: Pairs = ()
@@ -186,6 +188,16 @@ class Schema:
     def kind_of(self) -> dict[str, str]:
         """The kind of each sparse feature's categories."""
         return dict(zip(self.sparse, self.kinds or ("hex8",) * len(self.sparse), strict=True))
+
+    @property
+    def features_of_tables(self) -> dict[str, tuple[str, ...]]:
+        """The features of each table, in the order of ``sparse``."""
+        tables = dict(self.tables)
+        found: dict[str, tuple[str, ...]] = {}
+        for name in self.sparse:
+            table = tables.get(name, name)
+            found[table] = (*found.get(table, ()), name)
+        return found
 
     @property
     def one_hot(self) -> tuple[str, ...]:
@@ -346,14 +358,29 @@ def check_settings(option: str, settings: FeatureSettings) -> None:
 
 
 def numbers_of(
-    option: str, settings: FeatureSettings, features: Sequence[str], default: int
+    option: str,
+    settings: FeatureSettings,
+    features: Sequence[str],
+    default: int,
+    *,
+    tables: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
     """Return the number of every feature, ``default`` where ``settings`` have none.
 
+    Args:
+        features: names of tables: those of features, where several share a table.
+        tables: table of each feature that has one of another name.
+
     Raises:
-        ConfigError: they name a feature that the log does not have.
+        ConfigError: they name a feature that the log does not have, or one without a table of its name.
     """
-    for name, _ in settings:
+    for name, number in settings:
+        if name not in features and name in (tables or {}):
+            table = (tables or {})[name]
+            raise ConfigError(
+                f"{option} names {name!r}, whose table is {table!r}",
+                hint=f"write {table}={number}, which is for all features of that table",
+            )
         if name not in features:
             hint = nearest(name, features) or f"the features are {shown(', '.join(features))}"
             raise ConfigError(f"{option} names {name!r}, which is not a feature of this log", hint=hint)

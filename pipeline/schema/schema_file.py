@@ -12,7 +12,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import xxhash
 
 from ..errors import ConfigError, first_line
+from .entries import BRACKETS, Entry, by_table, check_tables
 from .known_logs import KNOWN_LOGS, KnownLog
 from .sample_keys import (
     TIME_FORMAT,
@@ -56,36 +57,6 @@ _NO_ENCODING = re.compile("escape|idna|punycode")
 _MARKS = ("separator", "quote", "escape")
 FORMATS = ("csv", "parquet", "arrow", "orc", "json")
 """Formats of a log in a schema file; json is JSON Lines."""
-BRACKETS = "brackets"
-"""Form of lists in text with brackets around them, such as those of JSON, Python or Postgres."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One feature as a schema file describes it."""
-
-    column: str
-    name: str
-    """Name of the feature."""
-    kind: str
-    form: bool | str = False
-    """Whether rows hold lists; BRACKETS of text that may have these around a list."""
-    separator: str | None = None
-    """What is between the elements of a list in text, if it is not the default."""
-    weight_separator: str | None = None
-    """What is between an element and its weight."""
-    transform: str = "log1p"
-    min_count: int | None = None
-    embedding_dim: int | None = None
-    unit: str | None = None
-    """Unit of times that are numbers."""
-    format: str | None = None
-    """How times are written."""
-
-    def separator_in(self, format: str) -> str:
-        """Return what is between the elements of a list in text of a log; "" where lists are no text."""
-        plain = "|" if format == "csv" else ""
-        return self.separator or ("," if self.form == BRACKETS else plain)
 
 
 def read_sparse(keys: Mapping[str, Any]) -> list[Entry]:
@@ -144,8 +115,10 @@ def _entry(column: str, value: Any, kinds: Sequence[str], checks: Mapping[str, _
             raise ConfigError(f"column {column!r}: {key} must be {wanted}, got {shown(found[key])}")
     _check_list(column, found)
     _check_time(column, found)
-    name = found.get("name", column)
+    name = str(found.get("name", column))
+    table = str(found.get("table", name))
     check_name(name)
+    check_name(table)
     return Entry(
         column,
         name,
@@ -158,6 +131,7 @@ def _entry(column: str, value: Any, kinds: Sequence[str], checks: Mapping[str, _
         found.get("embedding_dim"),
         found.get("unit"),
         found.get("format"),
+        table,
     )
 
 
@@ -224,6 +198,7 @@ _SPARSE_KEYS: dict[str, _Check] = {
     "min_count": _whole_number(2**63 - 1, "a whole number, 1 or more"),
     "embedding_dim": _whole_number(_MAX_EMBEDDING_DIM, f"a whole number from 1 to {_MAX_EMBEDDING_DIM}"),
     "name": _NAME,
+    "table": _NAME,
     "unit": (lambda value: value in TIME_UNITS, f"one of {', '.join(TIME_UNITS)}"),
     "format": (is_name, TIME_FORMAT),
 }
@@ -254,6 +229,7 @@ _LATER_KEYS = (
     "floats",
     "untransformed",
     "renamed",
+    "tables",
     "min_counts",
     "embedding_dims",
     "time_units",
@@ -407,11 +383,14 @@ def _with_features(
     labels = [rule.column for rule in label["labels"]] or [label["label"]]
     refuse_twice([*(name for name in labels if name is not None), *columns])
     refuse_twice([entry.name for entry in dense + sparse], "feature")
+    sparse = by_table(sparse)
+    check_tables(sparse)
     lists = [entry for entry in sparse if entry.form]
     time, time_format = read_time(keys)
     formats = [(entry.name, entry.format) for entry in sparse if entry.format is not None]
-    min_counts = [(entry.name, entry.min_count) for entry in sparse if entry.min_count is not None]
-    dims = [(entry.name, entry.embedding_dim) for entry in sparse if entry.embedding_dim is not None]
+    # Of a shared table the setting of one feature is that of all.
+    min_counts = {entry.table: entry.min_count for entry in sparse if entry.min_count is not None}
+    dims = {entry.table: entry.embedding_dim for entry in sparse if entry.embedding_dim is not None}
     return Schema(
         dense=tuple(entry.name for entry in dense),
         sparse=tuple(entry.name for entry in sparse),
@@ -428,8 +407,9 @@ def _with_features(
         floats=tuple(entry.name for entry in dense if entry.kind == "float"),
         untransformed=tuple(entry.name for entry in dense if entry.transform == "none"),
         renamed=tuple((entry.name, entry.column) for entry in dense + sparse if entry.name != entry.column),
-        min_counts=tuple(sorted(min_counts)),
-        embedding_dims=tuple(sorted(dims)),
+        tables=tuple((entry.name, entry.table) for entry in sparse if entry.name != entry.table),
+        min_counts=tuple(sorted(min_counts.items())),
+        embedding_dims=tuple(sorted(dims.items())),
         time=time,
         weight=read_weight(keys),
         group=read_group(keys, [(entry.column, entry.kind) for entry in sparse if not entry.form]),
@@ -572,8 +552,13 @@ def _keys_of_dense(schema: Schema) -> dict[str, _Keys]:
 
 def _keys_of_sparse(schema: Schema) -> dict[str, _Keys]:
     lists = dict(schema.lists)
-    min_counts = dict(schema.min_counts)
-    dims = dict(schema.embedding_dims)
+    tables = dict(schema.tables)
+    # Settings of a table are written with its first feature.
+    firsts = {features[0]: table for table, features in schema.features_of_tables.items()}
+    min_counts, dims = (
+        {name: dict(settings)[table] for name, table in firsts.items() if table in dict(settings)}
+        for settings in (schema.min_counts, schema.embedding_dims)
+    )
     units = dict(schema.time_units)
     weights = dict(schema.weight_separators)
     formats = dict(schema.time_formats)
@@ -586,6 +571,8 @@ def _keys_of_sparse(schema: Schema) -> dict[str, _Keys]:
             keys["separator"] = lists[name]
         if name in weights:
             keys["weight_separator"] = weights[name]
+        if name in tables:
+            keys["table"] = tables[name]
         if name in min_counts:
             keys["min_count"] = min_counts[name]
         if name in dims:

@@ -39,7 +39,16 @@ from ..errors import MIB, ConfigError, ManifestError, check_fields, hint_to_rewr
 from ..folders.manifest import FileEntry, Manifest, checksum_of, is_sealed
 from ..folders.output import Output, array_in, input_of, map_arrays, remove_arrays, write_arrays
 from ..folders.resume import Continuation, read_before, unless_none
-from ..folders.totals import ColumnsFacts, ColumnsTotals, CountedTable, CountsFacts, CountsTotals, SpanInfo
+from ..folders.totals import (
+    ColumnsFacts,
+    ColumnsTotals,
+    CountedTable,
+    CountsFacts,
+    CountsTotals,
+    SpanInfo,
+    TableFeature,
+    by_feature,
+)
 from ..formats.arrow_files import (
     COUNT_COLUMNS,
     lookups_of,
@@ -50,7 +59,7 @@ from ..formats.arrow_files import (
     values_of,
     write_batch,
 )
-from ..formats.columns import text_features, top_categories, write_top_texts
+from ..formats.columns import tables_of, text_tables, top_categories, write_top_texts
 from ..runtime.memory import check_cap, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_processes, num_workers, run_tasks
 from ..schema.schema import SAMPLE_TIME
@@ -93,7 +102,7 @@ def spans_of(num_train: int, count_last: int, samples_of_files: Sequence[int]) -
 def bases_of(spans: Sequence[Span], columns: Manifest, before: Manifest | None) -> dict[Span, Span]:
     """Return the counted span that each span begins with, if ``before`` counted one from the same parts."""
     bases: dict[Span, Span] = {}
-    if before is None:
+    if before is None or not _has_same_tables(before, columns):
         return bases
     # The same span has the same first sample, whatever was added to the log after it.
     by_first = {span.first: span for span in spans}
@@ -117,7 +126,18 @@ def has_grown(columns: Manifest, counts: Path) -> bool:
         spans = CountsTotals.of(before).spans
     except ManifestError:  # a manifest that no run of this version wrote
         return False
-    return bool(spans) and all(_is_same_log(span, columns) for span in spans)
+    return (
+        bool(spans)
+        and _has_same_tables(before, columns)
+        and all(_is_same_log(span, columns) for span in spans)
+    )
+
+
+def _has_same_tables(counts: Manifest, columns: Manifest) -> bool:
+    """Return whether the tables of ``counts`` have the features that ``columns`` gives them."""
+    tables = CountsTotals.of(counts).tables
+    found = {table.name: tuple(each.name for each in by_feature([table])) for table in tables}
+    return found == tables_of(columns)
 
 
 def _is_same_log(span: SpanInfo, columns: Manifest) -> bool:
@@ -319,9 +339,9 @@ def count(
     """columns -> counts: occurrences of each category of each table in the training samples.
 
     Reads:   ``*.arrow``, C* uint32 or uint64 with nulls, or lists of uint64
-    Writes:  ``{feature}.arrow``: category uint32 or uint64, ascending; count int64, lookups; of a window of
-             several files also ``file{f}-{feature}.arrow``, the same of each file; of text columns
-             ``{feature}.texts.arrow``: category, text
+    Writes:  ``{table}.arrow``: category uint32 or uint64, ascending; count int64, lookups of all features of
+             the table; of a window of several files also ``file{f}-{table}.arrow``, the same of each file;
+             of text columns ``{table}.texts.arrow``: category, text
 
     Existing counts are continued if the log has only grown since.
     """
@@ -334,16 +354,16 @@ def count(
         return output.sealed
     num_train, first_of_test = evaluation_parts(config, columns)
     _warn_of_empty_parts(config, num_train, first_of_test, columns.num_samples)
-    features = ColumnsTotals.of(columns).sparse
+    tables = tables_of(columns)
     # Spans decide what is counted; bases, which of it is there already.
     spans = spans_of(num_train, config.count_last, _samples_of_files(columns))
-    log = _Log(columns, output, spans, output.before, bases_of(spans, columns, output.before))
-    names = [name for name in features if not output.has(f"{name}.arrow")]
-    # Features are counted in groups, each with one pass over the log: more groups than workers even out the
+    log = _Log(columns, output, tables, spans, output.before, bases_of(spans, columns, output.before))
+    names = [name for name in tables if not output.has(f"{name}.arrow")]
+    # Tables are counted in groups, each with one pass over the log: more groups than workers even out the
     # load, and a group's tables share its room.
     num_groups = _GROUPS_PER_WORKER * num_workers(resources.workers)
     groups = [group for first in range(num_groups) if (group := names[first::num_groups])]
-    needed = needed_bytes(len(features), resources.workers)
+    needed = needed_bytes(len(tables), resources.workers)
     room = room_for("count", resources, needed) // num_workers(resources.workers)
     total = len(names) * sum(span.stop - log.first_new(span) for span in spans)
     done = 0
@@ -361,7 +381,7 @@ def count(
             advance(num_lookups)
     # Texts are last: which categories are frequent is known only when all are counted.
     if config.texts:
-        names = text_features(columns)
+        names = text_tables(columns)
         found = {name: counts_written(output, output.finished[f"{name}.arrow"]) for name in names}
         wanted = {name: top_categories(counts, config.texts) for name, counts in found.items()}
         write_top_texts(output, columns, wanted)
@@ -369,7 +389,7 @@ def count(
         num_samples=columns.num_samples,
         num_train_samples=num_train,
         num_valid_samples=first_of_test - num_train,
-        tables=tuple(_describe_table(name, columns, output.finished[f"{name}.arrow"]) for name in features),
+        tables=tuple(_describe_table(name, log, output.finished[f"{name}.arrow"]) for name in tables),
         num_counted_samples=sum(s.stop - s.first for s in spans) if config.count_last else None,
         spans=tuple(
             SpanInfo(
@@ -398,8 +418,7 @@ def _warn_of_empty_parts(config: CountConfig, num_train: int, first_of_test: int
 def check_count(config: CountConfig, columns: Manifest, resources: Resources) -> None:
     """Raise ConfigError where `count` would refuse, before it writes anything."""
     evaluation_parts(config, columns)
-    num_features = len(ColumnsTotals.of(columns).sparse)
-    check_cap("count", resources, needed_bytes(num_features, resources.workers))
+    check_cap("count", resources, needed_bytes(len(tables_of(columns)), resources.workers))
 
 
 def grown_counts(columns: Manifest, counts: Path) -> Continuation:
@@ -407,20 +426,25 @@ def grown_counts(columns: Manifest, counts: Path) -> Continuation:
     return Continuation(lambda *_: True, keeps_files=False, is_wanted=has_grown(columns, counts))
 
 
-def _describe_table(name: str, columns: Manifest, entry: FileEntry) -> CountedTable:
+def _describe_table(name: str, log: _Log, entry: FileEntry) -> CountedTable:
     facts = entry.read_facts(CountsFacts)
+    lists = ColumnsTotals.of(log.columns).lists
+    features = log.tables[name]
     return CountedTable(
         name=name,
         num_categories=entry.num_samples,
         num_missing=facts.num_missing,
         num_lookups=facts.num_lookups,
-        is_multi_hot=name in ColumnsTotals.of(columns).lists,
+        is_multi_hot=log.is_multi_hot(name),
+        features=tuple(TableFeature(name=each, is_multi_hot=each in lists) for each in features)
+        if features != (name,)
+        else (),
     )
 
 
-def needed_bytes(num_features: int, workers: int) -> int:
-    """Return the bytes that `count` needs at least: room for each worker, small tables of all features."""
-    return num_workers(workers) * _LEAST_ROOM + 16 * 5 * SMALLEST_ENTRIES * num_features
+def needed_bytes(num_tables: int, workers: int) -> int:
+    """Return the bytes that `count` needs at least: room for each worker, and small tables."""
+    return num_workers(workers) * _LEAST_ROOM + 16 * 5 * SMALLEST_ENTRIES * num_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +453,8 @@ class _Log:
 
     columns: Manifest
     output: Output
+    tables: dict[str, tuple[str, ...]]
+    """The features of each table."""
     spans: list[Span]
     before: Manifest | None
     """The counts from before the log grew."""
@@ -438,6 +464,11 @@ class _Log:
     def first_new(self, span: Span) -> int:
         """Return the first sample of a span that is not counted yet."""
         return self.bases[span].stop if span in self.bases else span.first
+
+    def is_multi_hot(self, table: str) -> bool:
+        """Return whether samples may look a table up other than once."""
+        features = self.tables[table]
+        return len(features) > 1 or features[0] in ColumnsTotals.of(self.columns).lists
 
     def counted_before(self, span: Span, table: str) -> tuple[Manifest, FileEntry]:
         """Return the counts that a span begins with, and their file of one table."""
@@ -484,12 +515,14 @@ def _count_span(
     for _, entry, low, high in log.columns.parts_within(log.first_new(span), span.stop):
         batch = read_batch(log.columns, entry)
         for name in names:
-            column = batch.column(name)
-            # Kernels want columns that begin at offset 0.
-            column = column if low == 0 else column.take(pa.array(np.arange(low, len(column))))
-            array, num_lookups = lookups_of(column, high - low)
-            dtypes[name] = numpy_type(array.type)
-            tables.add(name, values_of(array, dtypes[name])[:num_lookups], validity_of(array))
+            for feature in log.tables[name]:
+                column = batch.column(feature)
+                # Kernels want columns that begin at offset 0.
+                column = column if low == 0 else column.take(pa.array(np.arange(low, len(column))))
+                array, num_lookups = lookups_of(column, high - low)
+                # Hex digits have 32 bits, and in lists 64: a table of both has the wider ones.
+                dtypes[name] = max(dtypes[name], numpy_type(array.type), key=lambda dtype: dtype.itemsize)
+                tables.add(name, values_of(array)[:num_lookups], validity_of(array))
         if advance is not None:
             advance((high - low) * len(names))
     for name in names:
@@ -501,8 +534,7 @@ def _count_span(
             earlier.append(_counts_of(read_batch(before, entry)))
             num_missing += before.facts_of(CountsFacts, entry).num_missing
         categories, counts = tables.result(name, dtypes[name], earlier)
-        is_multi_hot = name in ColumnsTotals.of(log.columns).lists
-        total = num_missing + int(counts.sum()) if is_multi_hot else None
+        total = num_missing + int(counts.sum()) if log.is_multi_hot(name) else None
         facts = CountsFacts(num_missing=num_missing, num_lookups=total, file=span.file)
         written = {"category": pa.array(categories), "count": pa.array(counts)}
         file_name = f"{span.prefix}{name}.arrow"

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from ..folders.totals import (
     SampleTable,
     VocabularyTable,
     VocabularyTotals,
+    by_feature,
+    multi_hot,
     one_hot,
 )
 from ..formats.arrow_files import lookups_of, read_batch, validity_of, values_of, write_batch
@@ -52,8 +55,8 @@ LEAST_TABLE_BYTES = 4 * MIB
 class TablePiece:
     """Consecutive rows of one table, in most cases all of them, to be looked up in one pass."""
 
-    feature: int
-    """Position of the table among all tables."""
+    features: dict[str, int]
+    """Features of the table, and the position of each among all."""
     table: VocabularyTable
     first_id: int
     stop_id: int
@@ -74,10 +77,10 @@ class LoadedPiece:
     kept: NDArray[np.uint64] | Path
     """The hash table, or its file where other processes look up in it, too."""
 
-    def find(self, batch: Any, ids: NDArray[np.int32]) -> None:
+    def find(self, feature: str, batch: Any, ids: NDArray[np.int32]) -> None:
         """Write the id of each lookup of a part to ``ids``, -1 where this piece has none."""
-        # The lists of a multi-hot table are looked up flat: where each begins does not matter here.
-        array, _ = lookups_of(batch.column(self.piece.table.name), 0)
+        # The lists of a multi-hot feature are looked up flat: where each begins does not matter here.
+        array, _ = lookups_of(batch.column(feature), 0)
         categories = values_of(array)
         entries = map_arrays(self.kept, np.uint64) if isinstance(self.kept, Path) else self.kept
         find_ids(categories, validity_of(array), entries, self.piece.table.missing_id, -1, ids)
@@ -103,14 +106,14 @@ class LookupPass:
         """Return the name of the file where the ids of one part's lookups in pass ``number`` wait."""
         return f"{entry.path}.ids{number}"
 
-    def collect_spilled(self, entry: FileEntry, ids_of_tables: list[NDArray[np.int32]]) -> None:
+    def collect_spilled(self, entry: FileEntry, ids_of_features: list[NDArray[np.int32]]) -> None:
         """Set the ids that earlier passes found for a file, -1 where they found none."""
-        for ids in ids_of_tables:
+        for ids in ids_of_features:
             ids.fill(-1)
         for number, pieces in enumerate(self.earlier):
             spilled = map_arrays(self.output.shared_path(self.spill_name(entry, number)), np.int32)
-            for piece in pieces:
-                ids = ids_of_tables[piece.feature]
+            for feature in chain.from_iterable(piece.features.values() for piece in pieces):
+                ids = ids_of_features[feature]
                 # At most one piece of a table has a category, and the others wrote -1.
                 np.maximum(ids, spilled[: ids.shape[0]], out=ids)
                 spilled = spilled[ids.shape[0] :]
@@ -118,12 +121,14 @@ class LookupPass:
 
 def pieces_of(vocabulary: Manifest, room_bytes: int | None) -> Iterator[TablePiece]:
     """Yield each table, cut where it does not fit in ``room_bytes`` alone; None never cuts."""
-    for feature, table in enumerate(VocabularyTotals.of(vocabulary).tables):
+    position = count()
+    for table in VocabularyTotals.of(vocabulary).tables:
+        features = {feature.name: next(position) for feature in by_feature([table])}
         array = read_batch(vocabulary, vocabulary.entry(f"{table.name}.arrow")).column("category")
         category_bytes = array.type.bit_width // 8
         num_rows = table.num_rows if room_bytes is None else most_rows_within(room_bytes, category_bytes)
         for first in range(0, table.num_rows, num_rows):
-            yield TablePiece(feature, table, first, min(first + num_rows, table.num_rows), category_bytes)
+            yield TablePiece(features, table, first, min(first + num_rows, table.num_rows), category_bytes)
 
 
 def load_piece(vocabulary: Manifest, piece: TablePiece, shared: Output | None) -> LoadedPiece:
@@ -162,7 +167,7 @@ def encode(
 ) -> Manifest:
     """columns, vocabulary -> samples: the ids of each sample's lookups.
 
-    Reads:   ``*.arrow`` of columns, C*; ``{feature}.arrow`` of vocabulary
+    Reads:   ``*.arrow`` of columns, C*; ``{table}.arrow`` of vocabulary
     Writes:  the same files: ids, fixed-size list<int32>[one-hot features], and for each multi-hot feature
              a list<int32> called like it; unknown categories are oov
     """
@@ -218,11 +223,12 @@ def _spill_part(entry: FileEntry, num_train: int, lookup: LookupPass) -> int:
     batch = read_batch(lookup.columns, entry)
 
     def ids_of_tables() -> Iterator[NDArray[np.int32]]:
-        for table in lookup.tables:
-            _, num_lookups = lookups_of(batch.column(table.piece.table.name), entry.num_samples)
+        pairs = [(table, feature) for table in lookup.tables for feature in table.piece.features]
+        for table, feature in pairs:
+            _, num_lookups = lookups_of(batch.column(feature), entry.num_samples)
             ids = thread_buffer("found", (num_lookups,), np.int32)
-            table.find(batch, ids)
-            yield ids  # written before the next table reuses the buffer
+            table.find(feature, batch, ids)
+            yield ids  # written before the next feature reuses the buffer
 
     name = lookup.spill_name(entry, len(lookup.earlier))
     write_arrays(lookup.output.temporary_path(name), ids_of_tables())
@@ -236,18 +242,19 @@ def _encode_part(entry: FileEntry, num_train: int, lookup: LookupPass) -> int:
         return entry.num_samples
     batch = read_batch(lookup.columns, entry)
     found_ids = FoundIds.unset(batch, lookup.every_table)
-    ids_of_tables = found_ids.ids
+    ids_of_features = found_ids.ids
     if lookup.earlier:
-        lookup.collect_spilled(entry, ids_of_tables)
+        lookup.collect_spilled(entry, ids_of_features)
     for table in lookup.tables:
-        ids = ids_of_tables[table.piece.feature]
-        # The first piece of a table writes its ids in place; the other pieces add theirs, -1 where unknown.
-        if table.piece.first_id == 0:
-            table.find(batch, ids)
-        else:
-            found = thread_buffer("found", ids.shape, np.int32)
-            table.find(batch, found)
-            np.maximum(ids, found, out=ids)
+        for feature, position in table.piece.features.items():
+            ids = ids_of_features[position]
+            # The first piece of a table writes its ids in place; the others add theirs, -1 where unknown.
+            if table.piece.first_id == 0:
+                table.find(feature, batch, ids)
+            else:
+                found = thread_buffer("found", ids.shape, np.int32)
+                table.find(feature, batch, found)
+                np.maximum(ids, found, out=ids)
     # Ids still at -1 have no row: they become oov, counted apart for training and evaluation.
     matrix = thread_buffer("ids", found_ids.of_one_hot.shape[::-1], np.int32)
     part, facts = found_ids.settle(min(max(num_train, 0), entry.num_samples), matrix)
@@ -264,7 +271,7 @@ def _totals(vocabulary: Manifest, output: Output) -> SamplesTotals:
     totals = VocabularyTotals.of(vocabulary)
     # Facts are from manifests of parts that another process may have written: each must be of these tables.
     facts = [entry.read_facts(SamplesFacts) for entry in output.finished.values()]
-    names = {table.name for table in totals.tables if table.is_multi_hot}
+    names = {feature.name for feature in multi_hot(totals.tables)}
     for entry, found in zip(output.finished.values(), facts, strict=True):
         lengths = {len(found.oov_train), len(found.oov_evaluation)}
         if lengths != {len(totals.tables)} or found.lookups.keys() != names:
@@ -272,18 +279,23 @@ def _totals(vocabulary: Manifest, output: Output) -> SamplesTotals:
                 f"{output.folder}: the record of {entry.path} is damaged: it is of other tables",
                 hint=hint_to_rewrite(output.folder),
             )
-    tables = tuple(_describe_table(feature, table, facts) for feature, table in enumerate(totals.tables))
+    tables = tuple(_describe_table(number, totals, facts) for number in range(len(totals.tables)))
     return totals.extended(SamplesTotals, tables=tables)
 
 
-def _describe_table(feature: int, table: VocabularyTable, facts: list[SamplesFacts]) -> SampleTable:
-    lookups = [found.lookups[table.name] for found in facts] if table.is_multi_hot else []
+def _describe_table(number: int, totals: VocabularyTotals, facts: list[SamplesFacts]) -> SampleTable:
+    table = totals.tables[number]
+    lookups = [found.lookups[each.name] for each in multi_hot([table]) for found in facts]
+    # A one-hot feature that shares its table looks it up once for each sample.
+    num_one_hot = len(one_hot([table]))
+    of_train = num_one_hot * totals.num_train_samples + sum(train for train, _ in lookups)
+    of_all = num_one_hot * totals.num_samples + sum(map(sum, lookups))
     return table.extended(
         SampleTable,
-        oov_train=sum(found.oov_train[feature] for found in facts),
-        oov_evaluation=sum(found.oov_evaluation[feature] for found in facts),
-        lookups_train=sum(train for train, _ in lookups) if table.is_multi_hot else None,
-        lookups_evaluation=sum(evaluation for _, evaluation in lookups) if table.is_multi_hot else None,
+        oov_train=sum(found.oov_train[number] for found in facts),
+        oov_evaluation=sum(found.oov_evaluation[number] for found in facts),
+        lookups_train=of_train if table.is_multi_hot else None,
+        lookups_evaluation=of_all - of_train if table.is_multi_hot else None,
     )
 
 
@@ -323,8 +335,9 @@ class SampleEncoder:
     def __init__(self, schema: Schema, vocabulary: Manifest, workers: int = 0) -> None:
         self.schema = schema
         self.tables = VocabularyTotals.of(vocabulary).tables
-        names = tuple(table.name for table in self.tables)
-        if names != schema.sparse:
+        found = {table.name: tuple(each.name for each in by_feature([table])) for table in self.tables}
+        names = tuple(feature.name for feature in by_feature(self.tables))
+        if found != schema.features_of_tables:
             raise ManifestError(
                 f"{vocabulary.folder} has the features {', '.join(names)}, "
                 f"the schema has {', '.join(schema.sparse)}"
@@ -337,11 +350,12 @@ class SampleEncoder:
 
     def encode(self, part: Part) -> EncodedSamples:
         """Encode the samples of a part; the result shares no memory with the part."""
-        arrays = [self._categories(piece, part) for piece in self._pieces]
-        batch = pa.record_batch(arrays, names=[table.name for table in self.tables])
+        pieces = [(piece, feature) for piece in self._pieces for feature in piece.piece.features]
+        arrays = [self._categories(piece, part.columns[feature]) for piece, feature in pieces]
+        batch = pa.record_batch(arrays, names=[feature for _, feature in pieces])
         found = FoundIds.unset(batch, self.tables)
-        for piece, ids_N in zip(self._pieces, found.ids, strict=True):
-            piece.find(batch, ids_N)
+        for (piece, feature), ids_N in zip(pieces, found.ids, strict=True):
+            piece.find(feature, batch, ids_N)
         # Categories without an id get that of oov, as in every stage.
         matrix = np.empty((part.num_samples, len(one_hot(self.tables))), np.int32)
         ids, _ = found.settle(part.num_samples, matrix)
@@ -351,9 +365,8 @@ class SampleEncoder:
         transform_columns(self.schema, part.columns, every_sample, dense.T)
         return EncodedSamples(dense, replace(ids, lists=lists), part.num_raw_bytes, part.num_other_lines)
 
-    def _categories(self, piece: LoadedPiece, part: Part) -> Any:
+    def _categories(self, piece: LoadedPiece, array: Any) -> Any:
         # A table in memory has 64 bits where Criteo's text has 32: the hash table decides.
-        array = part.columns[piece.piece.table.name]
         is_short = piece.piece.category_bytes == 4
         return array.cast(pa.uint32()) if is_short and array.type != pa.uint32() else array
 

@@ -36,7 +36,7 @@ from ...stats.ranking.ranking import (
 )
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output, array_in
-from ..folders.totals import CountedTable, TableInfo, VocabularyTable, VocabularyTotals
+from ..folders.totals import CountedTable, TableInfo, VocabularyTable, VocabularyTotals, by_feature
 from ..formats.arrow_files import (
     OpenedParts,
     lookups_of,
@@ -47,7 +47,7 @@ from ..formats.arrow_files import (
     values_of,
     write_batch,
 )
-from ..formats.ids import read_lookups
+from ..formats.ids import ONE_EACH, TableLookups, join_lookups, read_lookups
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks, thread_buffer
 
 _SCRATCH_BYTES = 24 << 20
@@ -69,7 +69,7 @@ class RankedTable:
 
     @property
     def name(self) -> str:
-        """Name of the feature."""
+        """Name of the table."""
         return Path(self.entry.path).stem
 
     @property
@@ -116,19 +116,24 @@ class RankedTable:
         oov = self.runs.oov_id
         entries = build_id_table(rows, 0, missing, oov)
         del rows
-        one_each = np.arange(1, dtype=np.int32)
+        features = by_feature([self.counted])
         for first, entry, low, high in columns.parts_within(samples.start, samples.stop):
             # A part may have samples outside the requested range: look up all, then cut by offsets.
-            column = opened.read(columns, entry).column(self.name)
-            array, _ = lookups_of(column, 0)
-            ids = thread_buffer("looked up", (len(array),), np.int32)
-            find_ids(values_of(array, dtype), validity_of(array), entries, missing, oov, ids)
-            # A one-hot column comes back as it is, with one lookup per sample; of lists the offsets are their
-            # bounds.
-            if array is column and one_each.shape[0] <= high:
-                one_each = np.arange(high + 1, dtype=np.int32)
-            ends = one_each if array is column else offsets_of(column)
-            yield first + low - samples.start, ends[low : high + 1], ids
+            batch = opened.read(columns, entry)
+            found = []
+            for number, feature in enumerate(features):
+                column = batch.column(feature.name)
+                array, _ = lookups_of(column, 0)
+                ids = thread_buffer(f"looked up {number}", (len(array),), np.int32)
+                # Hex digits of a table that has lists of them, too, are narrower than its categories.
+                is_wide = numpy_type(array.type).itemsize > dtype.itemsize
+                categories = values_of(array, dtype if is_wide else None)
+                find_ids(categories, validity_of(array), entries, missing, oov, ids)
+                # A one-hot column comes back as it is, with one lookup per sample; of lists the offsets are
+                # their bounds.
+                found.append(TableLookups(ids, ONE_EACH if array is column else offsets_of(column)))
+            lookups = join_lookups(found)
+            yield first + low - samples.start, lookups.all_offsets[low : high + 1], lookups.ids
 
     def lookup_bytes(self) -> int:
         """Return what `iterate_lookups` holds besides a part: categories, a hash table perhaps 35% full."""
@@ -180,6 +185,7 @@ def write_table(table: RankedTable, arrange: Arrange | None, output: Output, roo
         oov_count=table.runs.oov_count,
         num_lookups=table.counted.num_lookups,
         is_multi_hot=table.counted.is_multi_hot,
+        features=table.counted.features,
     )
 
 

@@ -37,7 +37,15 @@ from ...stats.shuffle import (
 )
 from ..errors import MIB, ManifestError, hint_to_rewrite, hint_to_verify
 from ..folders.manifest import FileEntry, Manifest
-from ..folders.totals import ColumnsTotals, PlannedTable, PlanTotals, SamplesTotals, multi_hot
+from ..folders.totals import (
+    ColumnsTotals,
+    PlannedTable,
+    PlanTotals,
+    SamplesFacts,
+    SamplesTotals,
+    multi_hot,
+    one_hot,
+)
 from ..formats.arrow_files import OpenedParts, values_of
 from ..formats.columns import transform_columns
 from ..formats.ids import PartIds
@@ -341,20 +349,20 @@ class PackInputs:
 
     @cached_property
     def lists(self) -> list[str]:
-        """Names of multi-hot tables."""
-        return [table.name for table in multi_hot(self.tables)]
+        """Names of multi-hot features."""
+        return [feature.name for feature in multi_hot(self.tables)]
 
     @cached_property
     def layout(self) -> RowLayout:
         """Layout of a packed sample in its row."""
-        num_one_hot = len(self.tables) - len(self.lists)
+        num_one_hot = len(one_hot(self.tables))
         return RowLayout(len(self.log.dense), len(self.lists), num_one_hot, self.log.sample_columns)
 
     @property
     def words_per_sample(self) -> int:
         """Words of a row and, rounded up, of the bags of an average sample."""
-        lists = multi_hot(SamplesTotals.of(self.samples).tables)
-        num_lookups = sum((table.lookups_train or 0) + (table.lookups_evaluation or 0) for table in lists)
+        facts = [self.samples.facts_of(SamplesFacts, entry) for entry in self.samples.files]
+        num_lookups = sum(sum(map(sum, found.lookups.values())) for found in facts)
         return self.layout.width + -(-num_lookups // max(1, self.samples.num_samples))
 
     def read_ids(self, name: str) -> PartIds:
@@ -376,7 +384,7 @@ class PackInputs:
                 )
         # Ids of one vocabulary would point anywhere in the tables of another.
         tables = [
-            [(table.name, table.num_rows, table.is_multi_hot) for table in found]
+            [(table.name, table.num_rows, table.is_multi_hot, table.features) for table in found]
             for found in (SamplesTotals.of(self.samples).tables, self.tables)
         ]
         if tables[0] != tables[1]:

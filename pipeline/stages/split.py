@@ -133,6 +133,7 @@ def split(
             oov_id=table.oov_id,
             missing_id=table.missing_id,
             is_multi_hot=table.is_multi_hot,
+            features=table.features,
             num_hot=hot,
             embedding_dim=None if dim == config.embedding_dim else dim,
             row_bytes=None if dim == config.embedding_dim else row_bytes(dim, config.embedding_optimizer),

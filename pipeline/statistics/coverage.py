@@ -23,7 +23,14 @@ from ...stats.traffic import AccessRates, EpochUses, mean_unique_rows
 from ..errors import GIB, MIB, ConfigError
 from ..folders.disk import is_discarded
 from ..folders.manifest import FileEntry, Manifest
-from ..folders.totals import PlanSettings, PlanTotals, SamplesTotals, VocabularyTotals, multi_hot
+from ..folders.totals import (
+    PlanSettings,
+    PlanTotals,
+    SamplesTotals,
+    VocabularyTotals,
+    by_feature,
+    for_features,
+)
 from ..formats.arrow_files import fixed_lists, read_batch
 from ..runtime.tasks import Resources, run_tasks, silent
 from ..schema.schema import FeatureSettings
@@ -288,12 +295,19 @@ def unique_rows(inspected: Inspected, batch_sizes: Sequence[int] = BATCH_SIZES) 
     if not inspected.num_train:
         inspected.left_out.append("distinct rows per batch: the log has no training samples")
         return []
-    # Lists are left out: the prediction knows tables with one lookup per sample only.
-    lists = ", ".join(table.name for table in multi_hot(inspected.tables))
+    # Lists and shared tables are left out: the prediction knows tables with one lookup per sample only.
+    lists = ", ".join(feature.name for feature in by_feature(t for t in inspected.tables if t.is_multi_hot))
     if lists:
         inspected.left_out.append(f"distinct rows per batch of list-valued features: {lists}")
     tables = zip(inspected.tables, inspected.counts, strict=True)
     counts = [count for table, count in tables if not table.is_multi_hot]
+    # Columns of the ids whose feature has a table of its own.
+    is_shared = for_features(inspected.tables, [table.is_multi_hot for table in inspected.tables])
+    own = [
+        not shared
+        for shared, feature in zip(is_shared, by_feature(inspected.tables), strict=True)
+        if not feature.is_multi_hot
+    ]
     rates = AccessRates.of_counts(counts, inspected.num_train)
     bases = np.cumsum([0, *(count.shape[0] for count in counts)])[:-1]
     parts = [(entry, num_own) for _, entry, num_own in inspected.train_parts()]
@@ -301,7 +315,9 @@ def unique_rows(inspected: Inspected, batch_sizes: Sequence[int] = BATCH_SIZES) 
     chosen = parts[:: -(-len(parts) // _MAX_FILES)]
     found: list[Row] = []
     for size in batch_sizes:
-        measured = [_measure(inspected.samples, *part, bases, size) for part in chosen]
+        measured = [
+            _measure(inspected.samples, *part, bases, np.array(own, np.bool_), size) for part in chosen
+        ]
         of_files = [one for one in measured if one is not None]
         if of_files:
             expected = EpochUses.of_rates(rates, inspected.num_train, size).rows_per_batch
@@ -312,9 +328,15 @@ def unique_rows(inspected: Inspected, batch_sizes: Sequence[int] = BATCH_SIZES) 
 
 
 def _measure(
-    samples: Manifest, entry: FileEntry, num_samples: int, bases: NDArray[np.int64], batch_size: int
+    samples: Manifest,
+    entry: FileEntry,
+    num_samples: int,
+    bases: NDArray[np.int64],
+    own: NDArray[np.bool_],
+    batch_size: int,
 ) -> float | None:
     if num_samples < batch_size:
         return None
-    ids = fixed_lists(read_batch(samples, entry).column("ids"), bases.shape[0], np.int32)[:num_samples]
+    ids = fixed_lists(read_batch(samples, entry).column("ids"), own.shape[0], np.int32)[:num_samples]
+    ids = ids if own.all() else ids[:, own]
     return mean_unique_rows((ids + bases).ravel(), batch_size * bases.shape[0])

@@ -37,6 +37,7 @@ from ..folders.totals import (
     TrainingLog,
     VocabularyTable,
     VocabularyTotals,
+    by_feature,
 )
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.columns import texts_of_table
@@ -330,10 +331,14 @@ def open_table(folder: Path, feature: str) -> TableRows:
         ManifestError: there is no vocabulary, or it is damaged.
     """
     vocabulary = Manifest.read(folder / "vocabulary")
-    tables = {table.name: table for table in VocabularyTotals.of(vocabulary).tables}
-    # The hint names the features there are.
-    if feature not in tables:
-        raise ConfigError(f"no feature {feature!r} in {folder}", hint=f"use one of {', '.join(tables)}")
+    totals = VocabularyTotals.of(vocabulary)
+    tables = {table.name: table for table in totals.tables}
+    # A feature that shares its table may be asked for by its own name.
+    table_of = {each.name: table.name for table in totals.tables for each in by_feature([table])}
+    if feature not in tables | table_of:
+        names = dict.fromkeys((*tables, *table_of))
+        raise ConfigError(f"no feature {feature!r} in {folder}", hint=f"use one of {', '.join(names)}")
+    feature = feature if feature in tables else table_of[feature]
     batch = read_batch(vocabulary, vocabulary.entry(f"{feature}.arrow"))
     array = batch.column("category")
     categories = values_of(array)
@@ -347,7 +352,8 @@ def _kind(folder: Path, feature: str) -> str:
     columns = Manifest.read(folder / "columns")
     text = ColumnsTotals.of(columns).schema
     schema = schema_named(ColumnsSettings.of(columns).schema) if text is None else schema_of(text)
-    return schema.kind_of[feature]
+    # All features of a table are of one kind.
+    return schema.kind_of[schema.features_of_tables[feature][0]]
 
 
 def _num_hot(folder: Path, vocabulary: Manifest, feature: str) -> int | None:

@@ -37,6 +37,7 @@ from ..folders.totals import (
     ShardsTotals,
     VocabularyTable,
     VocabularyTotals,
+    by_feature,
     multi_hot,
 )
 from ..formats.arrow_files import DAMAGE, read_batch
@@ -161,11 +162,12 @@ def frequency_statistics(
         num_parts: parts of the training part whose hot sets are compared; None takes raw files, or 6.
 
     Returns:
-        ``provenance``, see there; num_samples, num_train_samples, num_features, num_rows, embedding_dim,
-        row_bytes, mode, num_hot_rows; ``samples``: hot, mixed, evaluation, evaluation_hot; ``calibration``,
-        the plan's record of FAE's sampling, or None; ``batches``: hot_only, mixed, evaluation, batch_size, or
-        None before they are packed; ``oov``: oov_train, oov_evaluation, evaluation_share; ``warnings`` and
-        ``left_out``, a line each; and each series under its name, see `SERIES`.
+        ``provenance``, see there; num_samples, num_train_samples, num_features, num_tables, num_rows,
+        embedding_dim, row_bytes, mode, num_hot_rows; ``samples``: hot, mixed, evaluation, evaluation_hot;
+        ``calibration``, the plan's record of FAE's sampling, or None; ``batches``: hot_only, mixed,
+        evaluation, batch_size, or None before they are packed; ``oov``: oov_train, oov_evaluation,
+        evaluation_share; ``warnings`` and ``left_out``, a line each; and each series under its name, see
+        `SERIES`.
 
     Raises:
         ConfigError: there is no such series.
@@ -202,7 +204,7 @@ def _check_memory(inspected: Inspected) -> None:
     Libraries that cannot start a thread for want of memory end the process without a message.
     """
     num_rows = VocabularyTotals.of(inspected.vocabulary).num_rows
-    num_lookups = min(inspected.num_train * len(inspected.tables), EPOCH_LOOKUPS)
+    num_lookups = min(inspected.num_train * len(by_feature(inspected.tables)), EPOCH_LOOKUPS)
     # An estimate from below: what the largest arrays take together.
     needed = _ROW_BYTES * num_rows + _LOOKUP_BYTES * num_lookups
     free = available_bytes()
@@ -223,7 +225,8 @@ def _totals(inspected: Inspected) -> dict[str, Any]:
         "provenance": provenance(inspected.folder),
         "num_samples": inspected.samples.num_samples,
         "num_train_samples": inspected.num_train,
-        "num_features": len(inspected.tables),
+        "num_features": len(by_feature(inspected.tables)),
+        "num_tables": len(inspected.tables),
         "num_rows": VocabularyTotals.of(inspected.vocabulary).num_rows,
         "embedding_dim": settings.embedding_dim,
         "row_bytes": totals.row_bytes,

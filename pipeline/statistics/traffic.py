@@ -60,6 +60,8 @@ from ..folders.totals import (
     ShardSettings,
     ShardsTotals,
     VocabularyTotals,
+    by_feature,
+    for_features,
 )
 from ..formats.ids import (
     ONE_EACH,
@@ -108,7 +110,7 @@ def draw_trace(inspected: Inspected, num_wanted: int, *, seed: int = 0) -> Trace
         seed: of the shuffle.
     """
     num_train = inspected.num_train
-    num_lookups = max(1, len(inspected.tables))
+    num_lookups = max(1, len(by_feature(inspected.tables)))
     # Keys are uniform, so a share of the key range takes about that share of the samples.
     wanted = min(num_wanted, num_train, MAX_LOOKUPS // num_lookups)
     largest = largest_key(wanted / max(1, num_train))
@@ -458,11 +460,8 @@ class _Epoch:
     is_hot_only: NDArray[np.bool_]
     samples_of_batch: NDArray[np.int64]
     num_epoch_batches: int
-
-    @property
-    def vector_bytes(self) -> int:
-        """Bytes of a sample's vectors, one per table."""
-        return sum(4 * group.cold.embedding_dim * len(group.cold.tables) for group in self.groups)
+    vector_bytes: int
+    """Bytes of a sample's vectors, one per feature."""
 
     def bytes_of(self, num_rows: Callable[[_Group], int]) -> int:
         """Return the bytes of so many rows of each group."""
@@ -586,7 +585,8 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
         [min(packed.batch_size, entry.num_samples - n * packed.batch_size) for entry, _, n in batches]
     )
     prefetch = deepest_prefetch(sizes, num_bytes)
-    return _Epoch(groups, prefetch, is_hot_only[chosen], samples_of_batch[chosen], order.size)
+    vector_bytes = 4 * sum(for_features(totals.tables, totals.embedding_dims))
+    return _Epoch(groups, prefetch, is_hot_only[chosen], samples_of_batch[chosen], order.size, vector_bytes)
 
 
 def _stream(batches: Sequence[BatchRows]) -> RowStream:

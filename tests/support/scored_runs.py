@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,21 @@ class ScoredRun:
         return np.concatenate([logit_B for _, logit_B in batches])
 
 
-def run_on_lists(folder: Path, *, format: str = "csv", seed: int = 0, **settings: Any) -> ScoredRun:
+def run_on_lists(
+    folder: Path,
+    *,
+    format: str = "csv",
+    seed: int = 0,
+    tables: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> ScoredRun:
     """A run on the log of `prepared_lists`."""
-    return _trained(prepared_lists(folder, format=format, seed=seed), **settings)
+    return _trained(prepared_lists(folder, format=format, seed=seed, tables=tables), **settings)
 
 
-def prepared_lists(folder: Path, *, format: str = "csv", seed: int = 0) -> ScoredRun:
+def prepared_lists(
+    folder: Path, *, format: str = "csv", seed: int = 0, tables: Mapping[str, str] | None = None
+) -> ScoredRun:
     """A log of texts, numbers and lists whose tables have two widths, preprocessed; lists may be missing.
 
     The text "a" is another one for each seed, so that two logs have categories of their own.
@@ -69,7 +79,7 @@ def prepared_lists(folder: Path, *, format: str = "csv", seed: int = 0) -> Score
     sizes = {"train": 150, "test": NUM_EVALUATION}
     logs = {name: _tamed(draw_log(size, KINDS, rng), seed) for name, size in sizes.items()}
     paths = [write(folder / f"{name}.{format}", log) for name, log in logs.items()]
-    schema = schema_text(logs["test"], format=format)
+    schema = schema_text(logs["test"], format=format, tables=tables)
     config = PreprocessConfig(
         ingest=IngestConfig(schema=schema),
         count=CountConfig(eval_files=1),

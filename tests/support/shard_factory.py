@@ -49,10 +49,23 @@ class ShardSpec:
     """Whether all bags of a sample are of one length, as histories are."""
     table_dims: tuple[int, ...] | None = None
     """Row width of each table; None: all ``embedding_dim``."""
+    same_table: tuple[int, ...] = ()
+    """Features that look up in the table of the feature before them, whose rows they are to have."""
 
     @property
     def num_features(self) -> int:
         return len(self.num_rows)
+
+    @property
+    def features_of_tables(self) -> list[list[int]]:
+        """The features of each table."""
+        tables: list[list[int]] = []
+        for feature in range(self.num_features):
+            if feature in self.same_table:
+                tables[-1].append(feature)
+            else:
+                tables.append([feature])
+        return tables
 
 
 Samples = dict[str, NDArray[Any]]
@@ -168,12 +181,20 @@ def write_shards(folder: Path, spec: ShardSpec | None = None, **changes: Any) ->
 
 def totals_of(spec: ShardSpec, counts: dict[str, int], batches: dict[str, int]) -> dict[str, Any]:
     """The totals of the manifest, as ``pack`` writes them."""
-    tables: list[dict[str, Any]] = [
-        {"name": f"C{i + 1}", "num_rows": rows, "oov_id": rows - 1, "missing_id": 0, "num_hot": hot}
-        for i, (rows, hot) in enumerate(zip(spec.num_rows, spec.num_hot, strict=True))
-    ]
-    for feature in spec.multi_hot:
-        tables[feature]["is_multi_hot"] = True
+    tables: list[dict[str, Any]] = []
+    for first, *others in spec.features_of_tables:
+        rows, hot = spec.num_rows[first], spec.num_hot[first]
+        assert all((spec.num_rows[each], spec.num_hot[each]) == (rows, hot) for each in others)
+        tables.append(
+            {"name": f"C{first + 1}", "num_rows": rows, "oov_id": rows - 1, "missing_id": 0, "num_hot": hot}
+        )
+        if others:
+            tables[-1]["features"] = [
+                {"name": f"C{each + 1}"} | ({"is_multi_hot": True} if each in spec.multi_hot else {})
+                for each in (first, *others)
+            ]
+        if others or first in spec.multi_hot:
+            tables[-1]["is_multi_hot"] = True
     for table, dim in zip(tables, spec.table_dims or (), strict=False):
         if dim != spec.embedding_dim:
             table["embedding_dim"] = dim
@@ -183,10 +204,10 @@ def totals_of(spec: ShardSpec, counts: dict[str, int], batches: dict[str, int]) 
         "has_label": spec.has_label,
         "embedding_dim": spec.embedding_dim,
         "embedding_optimizer": spec.embedding_optimizer,
-        "hot_bytes": sum(spec.num_hot) * spec.embedding_dim * 4,
+        "hot_bytes": sum(table["num_hot"] for table in tables) * spec.embedding_dim * 4,
         "row_bytes": spec.embedding_dim * 4,
-        "num_hot_rows": sum(spec.num_hot),
-        "num_rows": sum(spec.num_rows),
+        "num_hot_rows": sum(table["num_hot"] for table in tables),
+        "num_rows": sum(table["num_rows"] for table in tables),
         "samples": counts,
         "batches": batches,
     } | ({"num_valid_samples": spec.num_validation} if spec.num_validation else {})

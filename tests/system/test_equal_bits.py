@@ -44,9 +44,17 @@ def shard_specs(draw: st.DrawFn) -> ShardSpec:
     batch_size = draw(st.sampled_from([1, 7, 64, 300]))
     num_rows = tuple(draw(st.lists(st.integers(1, 400), min_size=2, max_size=4)))
     num_hot = tuple(draw(st.integers(1, rows)) for rows in num_rows)
+    # Features that share the table of the one before them have its rows.
+    same_table = tuple(sorted(draw(st.sets(st.integers(1, len(num_rows) - 1)))))
+    for feature in same_table:
+        num_rows, num_hot = (
+            (*numbers[:feature], numbers[feature - 1], *numbers[feature + 1 :])
+            for numbers in (num_rows, num_hot)
+        )
     return ShardSpec(
         num_rows=num_rows,
         num_hot=num_hot,
+        same_table=same_table,
         batch_size=batch_size,
         num_hot_only=draw(st.integers(0, min(40, 10 * batch_size))),
         num_mixed=draw(st.integers(1, min(60, 20 * batch_size))),

@@ -157,6 +157,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wanted(folder: Path) -> dict[str, Any]:
+    return of_trainer(folder)
+
+
+def of_trainer(folder: Path) -> dict[str, Any]:
     """Weights and states of two epochs of all-fast, those of the trainer itself."""
     loop = Loop(folder, placement="all-fast")
     shards = Shards.open(folder)
@@ -192,6 +196,30 @@ def test_a_loop_of_ones_own_ends_with_the_bits_of_the_trainer(
         for batch in loop.emb.read_ahead(batches_of(folder, epoch)):
             loop.train(batch)
     assert_equal(loop.state(), wanted)
+
+
+def test_a_loop_over_features_of_one_table_ends_with_the_bits_of_the_trainer(tmp_path: Path) -> None:
+    spec = replace(SPEC, num_rows=(60, 60, 200), num_hot=(3, 3, 10), same_table=(1,), table_dims=(4, 2))
+    shared = write_shards(tmp_path / "shards", spec)
+    loop = Loop(shared, **PLACEMENTS[-2])
+    for epoch in range(2):
+        for batch in loop.emb.read_ahead(batches_of(shared, epoch)):
+            loop.train(batch)
+    assert_equal(loop.state(), of_trainer(shared))
+    # Batches whose losses depend on no feature of a width add nothing to its rows.
+    before = loop.state()
+    for number, batch in enumerate(loop.emb.read_ahead(batches_of(shared, 0), batches_per_step=2)):
+        loop.emb(batch)["C3" if number % 2 else "C2"].sum().backward()
+        if number % 2:
+            loop.emb.step()
+            break
+    after = loop.state()
+    assert {name for name in after if not torch.equal(after[name], before[name])} == {
+        "C1.weight",
+        "C1.state",
+        "C3.weight",
+        "C3.state",
+    }
 
 
 @pytest.mark.parametrize("settings", [{"placement": "all-fast"}, *PLACEMENTS])

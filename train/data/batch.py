@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, ShardError
+from ...pipeline.folders.totals import TableFeature, by_feature, for_features
 from ...stats.batch_rows import LookupsByRow, group_lookups, of_bags, of_matrix
 from ...stats.shuffle import copy_bags
 
@@ -56,13 +57,21 @@ class EmbeddingTable:
     num_hot: int
     embedding_dim: int
     is_multi_hot: bool = False
+    """Whether samples may look it up other than once."""
     history_length: int | None = None
     """Elements of its longest history, of which each keeps its embedding; None: those of a bag are added."""
+    features: tuple[TableFeature, ...] = ()
+    """Features that look up in it; empty where that is the one of its name alone."""
+
+    @property
+    def is_history(self) -> bool:
+        """Whether each element of a list keeps its embedding."""
+        return self.is_multi_hot and self.history_length is not None
 
     @property
     def num_embeddings_of_sample(self) -> int:
-        """Embeddings that a sample has of this table."""
-        return self.history_length or 1
+        """Embeddings that a sample has of one feature of this table."""
+        return (self.is_history and self.history_length) or 1
 
 
 def with_histories(tables: Sequence[EmbeddingTable], num_elements: int) -> tuple[EmbeddingTable, ...]:
@@ -95,13 +104,13 @@ class Batch:
     dense_BK: torch.Tensor
     """Dense features, float32."""
     ids_BF: NDArray[np.int32]
-    """Ids of the one-hot features, in the order of the tables."""
+    """Ids of the one-hot features, in the order of `by_feature`."""
     is_hot_B: NDArray[np.uint8] | None
     """1 where all lookups of a sample are hot; evaluation batches only."""
     is_hot_only: bool
     """Whether every lookup is of a hot row; False for evaluation batches."""
     bags: tuple[FeatureBags, ...] = ()
-    """Lookups of the multi-hot features, in the order of the tables."""
+    """Lookups of the multi-hot features, in the order of `by_feature`."""
     of_samples: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """(B,) each, where the log has it: other labels and weight, float32; group, uint64; has_group, bool."""
 
@@ -113,15 +122,15 @@ class Batch:
         self, tables: Sequence[EmbeddingTable]
     ) -> Iterator[tuple[str, NDArray[np.int32], NDArray[np.int32] | None]]:
         """Yield name and ids of each feature, and of a multi-hot one the offsets of its bags."""
-        # One-hot features are columns of one matrix, the others are bags, both in the order of the tables.
+        # One-hot features are columns of one matrix, the others are bags, both in the same order.
         columns = iter(self.ids_BF.T)
         bags = iter(self.bags)
-        for table in tables:
-            if table.is_multi_hot:
+        for feature in by_feature(tables):
+            if feature.is_multi_hot:
                 own = next(bags)
-                yield table.name, own.ids_N, own.offsets_B1
+                yield feature.name, own.ids_N, own.offsets_B1
             else:
-                yield table.name, next(columns), None
+                yield feature.name, next(columns), None
 
     def cut(self, first: int, stop: int) -> Batch:
         """Return the samples from ``first`` to before ``stop``."""
@@ -150,21 +159,21 @@ class BatchIds:
     num_samples: int
     num_features: int
     """Bags of a sample, F: one for each feature, or one for each element of a history."""
-    features_F: NDArray[np.int64] | None = None
-    """Feature of each bag of a sample; None where there are no histories: bag f is of feature f."""
+    tables_F: NDArray[np.int64] | None = None
+    """Table of each bag of a sample, by its position in the group; ascending. None: bag f is of table f."""
 
     @property
     def num_bags(self) -> int:
         return self.num_samples * self.num_features
 
     @property
-    def bags_of_features(self) -> NDArray[np.int64] | None:
-        """Return each lookup's bag, (N,), by feature and sample: a history is one."""
-        if self.bags_N is None or self.features_F is None:
+    def bags_of_tables(self) -> NDArray[np.int64] | None:
+        """Return each lookup's bag, (N,), by table and sample: the lookups of a sample in a table are one."""
+        if self.bags_N is None or self.tables_F is None:
             return self.bags_N
         samples_N, positions_N = np.divmod(self.bags_N, self.num_features)
-        num_features = int(self.features_F[-1]) + 1
-        return samples_N * num_features + self.features_F[positions_N]
+        num_tables = int(self.tables_F[-1]) + 1
+        return samples_N * num_tables + self.tables_F[positions_N]
 
     def by_bag(self, lookups: LookupsByRow) -> LookupsByRow:
         """Name each lookup by its bag, whose gradient is its own."""
@@ -182,20 +191,25 @@ class IdReader:
     """
 
     def __init__(self, tables: Sequence[EmbeddingTable], chosen: Sequence[int]) -> None:
-        is_multi_hot = [table.is_multi_hot for table in tables]
-        # Whether each chosen table is multi-hot, and its position among the tables of its kind: a column of
-        # the ids, or one of the bags.
+        of_table = for_features(tables, range(len(tables)))
+        is_multi_hot = [feature.is_multi_hot for feature in by_feature(tables)]
+        # Whether each feature of the chosen tables is multi-hot, and its position among those of its kind: a
+        # column of the ids, or one of the bags.
         self._positions = [
-            (is_multi_hot[table], is_multi_hot[:table].count(is_multi_hot[table])) for table in chosen
+            (is_multi, is_multi_hot[:feature].count(is_multi))
+            for feature, is_multi in enumerate(is_multi_hot)
+            if of_table[feature] in chosen
         ]
-        self._is_one_hot = not any(is_multi for is_multi, _ in self._positions)
-        self._chosen = [tables[table] for table in chosen]
-        # Where the bags of each table begin among those of a sample, and how many they are in all.
-        counts_F = [table.num_embeddings_of_sample for table in self._chosen]
-        *firsts, self._num_bags = np.cumsum([0, *counts_F]).tolist()
+        own = [tables[table] for table in chosen]
+        self._chosen = by_feature(own)
+        # Where the bags of each feature begin among those of a sample, and how many they are in all.
+        counts_F = [feature.num_embeddings_of_sample for feature in self._chosen]
+        *firsts, self.num_bags = np.cumsum([0, *counts_F]).tolist()
         self._first_bags_F = np.array(firsts, np.int64)
-        has_histories = any(table.history_length is not None for table in self._chosen)
-        self._features_F = np.repeat(np.arange(len(chosen)), counts_F) if has_histories else None
+        tables_F = np.repeat(for_features(own, range(len(chosen))), counts_F)
+        self._tables_F = None if np.array_equal(tables_F, np.arange(len(chosen))) else tables_F
+        # A sample has one lookup in each table: what is read are rows of a matrix.
+        self._is_one_hot = self._tables_F is None and not any(is_multi for is_multi, _ in self._positions)
         self._num_rows_F = np.array([tables[table].num_rows for table in chosen], np.int64)
         # All columns: their matrix is taken as it is, without a copy.
         self._takes_all = self._is_one_hot and len(self._positions) == is_multi_hot.count(False)
@@ -213,8 +227,8 @@ class IdReader:
         """Return the lookups that ``read`` returned, by row; ids are within their tables."""
         if ids.bags_N is None:
             return group_lookups(of_matrix(ids.ids_N, self._num_rows_F))
-        bags_N = ids.bags_of_features
-        assert bags_N is not None, "lookups with bags have them of features"
+        bags_N = ids.bags_of_tables
+        assert bags_N is not None, "lookups with bags have them of tables"
         return group_lookups(of_bags(ids.ids_N, bags_N, self._num_rows_F))
 
     def _read_bags(self, batch: Batch) -> BatchIds:
@@ -237,15 +251,15 @@ class IdReader:
             else:
                 ids_N[starts_P[feature::num_features]] = batch.ids_BF[:, position]
         bags_N = np.repeat(np.arange(lengths_P.size), lengths_P)
-        if self._features_F is None:
+        if self._tables_F is None:
             return BatchIds(ids_N, bags_N, num_samples, num_features)
         first_bags_P = self._first_bags(lengths_BF).reshape(-1)
         # Elements of a history go to successive bags, those of other features to one.
-        is_history_F = [table.history_length is not None for table in self._chosen]
+        is_history_F = [feature.is_history for feature in self._chosen]
         is_history_N = np.tile(is_history_F, num_samples)[bags_N]
         elements_N = np.where(is_history_N, np.arange(ids_N.size) - starts_P[bags_N], 0)
         bags_N = first_bags_P[bags_N] + elements_N
-        return BatchIds(ids_N, bags_N, num_samples, self._num_bags, self._features_F)
+        return BatchIds(ids_N, bags_N, num_samples, self.num_bags, self._tables_F)
 
     def _first_bags(self, lengths_BF: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the bag of the first lookup of each feature, (B, F).
@@ -257,19 +271,19 @@ class IdReader:
         """
         num_samples = lengths_BF.shape[0]
         samples_B1 = np.arange(num_samples, dtype=np.int64)[:, None]
-        firsts_BF: NDArray[np.int64] = samples_B1 * self._num_bags + self._first_bags_F
-        for feature, table in enumerate(self._chosen):
-            if table.history_length is None:
+        firsts_BF: NDArray[np.int64] = samples_B1 * self.num_bags + self._first_bags_F
+        for number, feature in enumerate(self._chosen):
+            if not feature.is_history or feature.history_length is None:
                 continue
-            longest = int(lengths_BF[:, feature].max(initial=0))
-            if longest > table.history_length:
+            longest = int(lengths_BF[:, number].max(initial=0))
+            if longest > feature.history_length:
                 raise ShardError(
-                    f"a sample has {longest} elements in {table.name}, and the model takes "
-                    f"{table.history_length} at most, the candidate among them",
+                    f"a sample has {longest} elements in {feature.name}, and the model takes "
+                    f"{feature.history_length} at most, the candidate among them",
                     hint=f"train with --model-args '{{\"history_length\": {longest - 1}}}', "
                     "or shorten the lists of the log",
                 )
-            firsts_BF[:, feature] += table.history_length - lengths_BF[:, feature]
+            firsts_BF[:, number] += feature.history_length - lengths_BF[:, number]
         return firsts_BF
 
 

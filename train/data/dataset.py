@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ...pipeline.errors import ConfigError, local_path, plain_value, require_at_least
+from ...pipeline.folders.totals import by_feature
 from ...pipeline.schema.schema import GROUP
 from ...stats.shuffle import epoch_order
 from .batch import Batch, EmbeddingTable, at_cache_line
@@ -32,7 +33,7 @@ LABEL = "label"
 DENSE = "dense"
 KEYED_JAGGED = "sparse"
 _Features = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
-"""Ids by feature in the order of the tables, and the offsets of lists."""
+"""Ids by feature in their order, and the offsets of lists."""
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """Ids per sample of each of the 26 features, 214 in all."""
 
@@ -46,8 +47,8 @@ class MultiHotDraws:
     table.
 
     Args:
-        tables: those of a log.
-        sizes: ids per sample of each table; 1 leaves its feature as it is.
+        tables: those of the features of a log.
+        sizes: ids per sample of each feature; 1 leaves it as it is.
         seed: of the draws, 0 in MLPerf.
 
     Raises:
@@ -60,7 +61,7 @@ class MultiHotDraws:
 
     def __init__(self, tables: Sequence[EmbeddingTable], sizes: Sequence[int], seed: int = 0) -> None:
         if len(sizes) != len(tables):
-            raise ConfigError(f"multi_hot has {len(sizes)} sizes, and the log {len(tables)} tables")
+            raise ConfigError(f"multi_hot has {len(sizes)} sizes, and the log {len(tables)} features")
         # The generator of that program, whose stream runs through all tables.
         random = np.random.RandomState(seed)
         self._drawn: dict[str, NDArray[np.int32]] = {}
@@ -132,7 +133,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             world_size: number of processes. Each reads as many training batches: those beyond the last
                 multiple are left out of the epoch.
             keyed_jagged: give ids as a KeyedJaggedTensor.
-            multi_hot: ids per sample that each feature gets, in the order of the tables: the one in the log
+            multi_hot: ids per sample that each feature gets, in their order: the one in the log
                 and those that MLPerf's benchmark draws for it; `MLPERF_SIZES` are the 26
                 sizes of that benchmark. By default features are as the log has them.
 
@@ -179,7 +180,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         shards.refuse_damage(self._kinds)
         self._hashed = states
         if multi_hot is not None:
-            self._draws = MultiHotDraws(shards.tables, multi_hot)
+            self._draws = MultiHotDraws(by_feature(shards.tables), multi_hot)
         _refuse_equal_names(shards, multi_hot)
 
     def __len__(self) -> int:
@@ -305,7 +306,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
                 lists = (torch.from_numpy(ids_N.copy()), torch.from_numpy(offsets_B1.astype(np.int64)))
                 features[name] = lists
         if self._multi_hot is not None:
-            self._draws = self._draws or MultiHotDraws(shards.tables, self._multi_hot)
+            self._draws = self._draws or MultiHotDraws(by_feature(shards.tables), self._multi_hot)
             for name, (ids, offsets) in features.items():
                 features[name] = self._draws.expand(name, ids) if offsets is None else (ids, offsets)
         for name, values in batch.of_samples.items():
@@ -342,14 +343,15 @@ def offsets_name(name: str) -> str:
 
 def _refuse_equal_names(shards: Shards, multi_hot: Sequence[int] | None) -> None:
     """Raise ConfigError where two entries of a batch would have one name."""
-    names = [LABEL, DENSE, *shards.sample_columns, *(table.name for table in shards.tables)]
+    features = by_feature(shards.tables)
+    names = [LABEL, DENSE, *shards.sample_columns, *(feature.name for feature in features)]
     names += [HAS_GROUP] if GROUP in shards.sample_columns else []
     # Drawn lists have offsets, as those of the log have.
-    sizes = multi_hot or [1] * len(shards.tables)
+    sizes = multi_hot or [1] * len(features)
     names += [
-        offsets_name(table.name)
-        for table, size in zip(shards.tables, sizes, strict=True)
-        if table.is_multi_hot or size > 1
+        offsets_name(feature.name)
+        for feature, size in zip(features, sizes, strict=True)
+        if feature.is_multi_hot or size > 1
     ]
     equal = sorted({name for name in names if names.count(name) > 1})
     if equal:

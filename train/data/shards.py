@@ -44,6 +44,8 @@ from ...pipeline.folders.totals import (
     ShardSettings,
     ShardsTotals,
     VocabularyTotals,
+    by_feature,
+    for_features,
 )
 from ...pipeline.formats.arrow_files import DAMAGE
 from ...pipeline.runtime.tasks import run_tasks
@@ -70,6 +72,20 @@ class _BatchPosition:
     is_hot_only: bool
 
 
+def _tables_of(totals: ShardsTotals) -> tuple[EmbeddingTable, ...]:
+    """Return the tables of a manifest; raise ConfigError for a name that is none."""
+    tables = tuple(
+        EmbeddingTable(
+            table.name, table.num_rows, table.num_hot, dim, table.is_multi_hot, features=table.features
+        )
+        for table, dim in zip(totals.tables, totals.embedding_dims, strict=True)
+    )
+    # They name tensors of the weights, and their features columns of the shards.
+    for named in (*tables, *by_feature(tables)):
+        check_name(named.name)
+    return tables
+
+
 class Shards:
     """A sealed shard folder: its tables, and its batches by number.
 
@@ -82,16 +98,14 @@ class Shards:
         totals = ShardsTotals.of(manifest)
         try:
             # Tables first, since all other sizes are checked against them.
-            self.tables = tuple(
-                EmbeddingTable(table.name, table.num_rows, table.num_hot, dim, table.is_multi_hot)
-                for table, dim in zip(totals.tables, totals.embedding_dims, strict=True)
-            )
-            for table in self.tables:
-                check_name(table.name)  # it names a column of the shards and a tensor of the weights
+            self.tables = _tables_of(totals)
             self.num_dense = len(totals.dense)
-            self._one_hot = [number for number, table in enumerate(self.tables) if not table.is_multi_hot]
-            self._multi_hot = [number for number, table in enumerate(self.tables) if table.is_multi_hot]
-            names = tuple(self.tables[number].name for number in self._multi_hot)
+            # The table of each feature, for those in the matrix of ids and those with bags.
+            numbers = for_features(self.tables, range(len(self.tables)))
+            pairs = list(zip(numbers, by_feature(self.tables), strict=True))
+            self._one_hot = [number for number, feature in pairs if not feature.is_multi_hot]
+            self._multi_hot = [number for number, feature in pairs if feature.is_multi_hot]
+            names = tuple(feature.name for _, feature in pairs if feature.is_multi_hot)
             self.sample_columns = totals.sample_columns
             """Names of the columns of samples besides the label."""
             of_samples = (self.sample_columns, bool(totals.labels))

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ...pipeline.errors import ConfigError, HotsetError
+from ...pipeline.folders.totals import by_feature, multi_hot
 from ...stats.batch_rows import MOST_TILE_SAMPLES
 from ..data.batch import Batch, EmbeddingTable, MicroBatches, at_cache_line
 from ..model.dlrm import Dlrm
@@ -447,14 +448,15 @@ class MeanPooling:
     def __init__(self, step: DenseStep, tables: Sequence[EmbeddingTable]) -> None:
         self.dtype: DenseDtype = step.dtype
         self._step = step
-        multi_hot = [number for number, table in enumerate(tables) if table.is_multi_hot]
-        widths = tables_by_dim([table.embedding_dim for table in tables])
-        # Where each multi-hot table is: its width, its position there, and that of its bags in a batch.
+        features = by_feature(tables)
+        lists = [number for number, feature in enumerate(features) if feature.is_multi_hot]
+        widths = tables_by_dim([feature.embedding_dim for feature in features])
+        # Where each multi-hot feature is: its width, its position there, and that of its bags in a batch.
         self._places = [
-            (width, position, multi_hot.index(table))
+            (width, position, lists.index(feature))
             for width, numbers in enumerate(widths.values())
-            for position, table in enumerate(numbers)
-            if table in multi_hot
+            for position, feature in enumerate(numbers)
+            if feature in lists
         ]
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
@@ -494,7 +496,7 @@ class HistoryStep:
     def __init__(self, step: DenseStep, tables: Sequence[EmbeddingTable]) -> None:
         self.dtype: DenseDtype = step.dtype
         self._step = step
-        self._names = [table.name for table in tables if table.is_multi_hot]
+        self._names = [feature.name for feature in multi_hot(tables)]
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         return self._step.train(self._with_lengths(batch), embeddings, step)

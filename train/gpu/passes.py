@@ -313,7 +313,7 @@ class DevicePasses:
         """Labels, dense values and the vectors of each table group, on the host and on the device."""
         num_samples = self._room.num_samples
         shapes = [[num_samples], [num_samples, self._room.num_dense]]
-        shapes += [[num_samples, len(group.rows.tables), group.dim] for group in self._groups]
+        shapes += [[num_samples, group.rows.reader.num_bags, group.dim] for group in self._groups]
         return (
             [self._device.allocate_pinned(shape, torch.float32) for shape in shapes],
             [self._device.allocate(shape, torch.float32) for shape in shapes],

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 from ...pipeline.errors import ConfigError, ShardError
+from ...pipeline.folders.totals import by_feature
 from ..config import ModelConfig
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class DlrmShape:
     num_dense: int
     """Number of dense features, K; 0 leaves the bottom MLP out."""
     num_tables: int
-    """Number of embedding tables, F."""
+    """Number of embeddings of a sample, F: one for each feature."""
     embedding_dim: int
     """Width of the embeddings that interact, D, which is also the last width of the bottom MLP."""
     bottom_widths: tuple[int, ...]
@@ -142,7 +143,7 @@ def dlrm_shape(
     Args:
         widths: hidden widths of the bottom and the top MLP; or the preset, perhaps ``auto``, that has them.
         num_dense: dense features.
-        num_tables: embedding tables.
+        num_tables: embeddings of a sample, one for each feature.
         embedding_dim: the width that interacts.
         table_dims: embedding_dim of each table; empty where all are ``embedding_dim``.
 
@@ -219,10 +220,10 @@ class DcnShape:
 
 @dataclass(frozen=True, slots=True)
 class TableInput:
-    """An embedding table, as the constructor of a model sees it."""
+    """The embedding table of a feature, as the constructor of a model sees it."""
 
     name: str
-    """Name of its feature."""
+    """Name of the feature; another one may look up in the same table."""
     num_embeddings: int
     """Rows of the table."""
     embedding_dim: int
@@ -238,7 +239,7 @@ class ModelInputs:
     num_dense: int
     """Number of dense features, which may be 0."""
     tables: tuple[TableInput, ...]
-    """The embedding tables in the order of the features."""
+    """The table of each feature, in their order."""
     embedding_dim: int
     """Width of the embeddings that the log was preprocessed for; single tables may have others."""
 
@@ -246,8 +247,9 @@ class ModelInputs:
     def of(cls, sizes: Shards | RunConfig) -> Self:
         """Describe the features and tables of shards, or of the config of a run."""
         tables = (
-            TableInput(table.name, table.num_rows, table.embedding_dim, table.is_multi_hot)
+            TableInput(feature.name, feature.num_rows, feature.embedding_dim, feature.is_multi_hot)
             for table in sizes.tables
+            for feature in by_feature([table])
         )
         return cls(sizes.num_dense, tuple(tables), sizes.embedding_dim)
 

@@ -211,10 +211,10 @@ def count_row_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64
     counts = [np.zeros(shards.tables[table].num_rows, np.int64) for table in tables]
     for number in range(shards.num_training_batches):
         ids = reader.read(shards.training_batch(number))
-        # Bags are numbered sample by sample, so the feature of a lookup is its bag modulo their number.
-        bags_N = ids.bags_of_features
+        # Bags are numbered sample by sample, so the table of a lookup is its bag modulo their number.
+        bags_N = ids.bags_of_tables
         bags_N = np.arange(ids.ids_N.size) if bags_N is None else bags_N
-        features_N = bags_N % len(tables)
-        for feature, of_table in enumerate(counts):
-            of_table += np.bincount(ids.ids_N[features_N == feature], minlength=of_table.size)
+        tables_N = bags_N % len(tables)
+        for table, of_table in enumerate(counts):
+            of_table += np.bincount(ids.ids_N[tables_N == table], minlength=of_table.size)
     return np.concatenate(counts)

@@ -140,9 +140,9 @@ class InPlaceWork:
         return self.fast.weights_SD.shape[1] * _FLOAT32_BYTES
 
     def _count_vector_per_bag(self, way: Way, ids: BatchIds) -> None:
-        # By table, which has several bags in a sample where it holds histories.
-        features_F = np.arange(ids.num_features) if ids.features_F is None else ids.features_F
-        counts_F = np.bincount(features_F) * ids.num_samples
+        # By table, which has several bags in a sample where it holds histories or several features share it.
+        tables_F = np.arange(ids.num_features) if ids.tables_F is None else ids.tables_F
+        counts_F = np.bincount(tables_F) * ids.num_samples
         self.traffic.by_table(way, counts_F, self._vector_bytes)
 
     def _count_vector_per_row(self, way: Way, lookups: LookupsByRow) -> None:

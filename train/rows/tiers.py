@@ -278,7 +278,7 @@ class Layout:
     def locate(self, ids: BatchIds) -> tuple[NDArray[np.int64], int]:
         """Return lookups' slots in sample order, and how many have none (-1)."""
         slots_N = np.empty(ids.ids_N.size, np.int64)
-        bags_N = _NO_BAGS if ids.bags_of_features is None else ids.bags_of_features
+        bags_N = _NO_BAGS if ids.bags_of_tables is None else ids.bags_of_tables
         return slots_N, locate_lookups(ids.ids_N, bags_N, self.first_F, self.last_F, self.base_F, slots_N)
 
     def slots_of(self, lookups: LookupsByRow) -> tuple[NDArray[np.int64], int]:

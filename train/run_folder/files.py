@@ -232,6 +232,7 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
                 embedding_dim=table.embedding_dim,
                 num_hot=table.num_hot,
                 is_multi_hot=table.is_multi_hot,
+                features=table.features,
             ).to_json()
             for table in shards.tables
         ],

@@ -96,6 +96,7 @@ def refuse_other_tables(config: RunConfig, shards: Shards, hint: str, *, may_gro
     trained, found = (
         [
             f"{table.name}{'' if may_grow else f' of {table.num_rows} rows'}, {table.embedding_dim} wide"
+            + (f", of {', '.join(own.name for own in table.features)}" if table.features else "")
             for table in each.tables
         ]
         for each in (config, shards)

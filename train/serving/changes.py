@@ -248,7 +248,10 @@ def _refuse_unlike_rows(base: ExportedModel, found: ExportedModel, exported: Pat
             f"the rows of {changes} are {found.row_type}, those of {exported} {base.row_type}",
             hint=f"write the changes with --row-type {base.row_type}",
         )
-    sizes = [[(table.name, table.embedding_dim) for table in each.config.tables] for each in (base, found)]
+    sizes = [
+        [(table.name, table.embedding_dim, table.features) for table in each.config.tables]
+        for each in (base, found)
+    ]
     if sizes[0] != sizes[1] or base.schema != found.schema:
         raise HotsetError(f"{changes} has other tables than {exported}")
 

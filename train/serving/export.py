@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...pipeline.errors import MissingExtraError, install_hint
+from ...pipeline.folders.totals import by_feature, for_features, multi_hot, one_hot
 from ...pipeline.folders.whole_file import whole_folder, write_json
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX, TIME_KINDS, Schema
@@ -113,17 +114,17 @@ class CategoryIndex(nn.Module):
         self.stops_F: torch.Tensor
 
     def forward(
-        self, categories_BX: torch.Tensor, is_missing_BX: torch.Tensor, features_X: torch.Tensor
+        self, categories_BX: torch.Tensor, is_missing_BX: torch.Tensor, tables_X: torch.Tensor
     ) -> torch.Tensor:
         """Return (B, X) int64 rows of (B, X) categories.
 
         Args:
             is_missing_BX: bool.
-            features_X: number of the feature of each column, or one number for all columns.
+            tables_X: number of the table of each column, or one number for all columns.
         """
-        # The range of each feature in the list of categories.
-        start_X = self.starts_F[features_X]
-        stop_X = self.stops_F[features_X]
+        # The range of each table in the list of categories.
+        start_X = self.starts_F[tables_X]
+        stop_X = self.stops_F[tables_X]
         # The last category that is not above the wanted one: try a jump of each power of two.
         place_BX = start_X.expand_as(categories_BX)
         for step in reversed(range(self.num_steps)):
@@ -183,6 +184,7 @@ class ServingGraph(nn.Module):
     """The whole model of a run.
 
     Args:
+        features: table of each, and whether it is multi-hot.
         takes_mean: whether the rows of a bag become their mean instead of their sum.
         num_elements: of a history with its candidate, for a model that takes bags as histories; None for
             others.
@@ -193,7 +195,7 @@ class ServingGraph(nn.Module):
         model: DenseModel,
         index: CategoryIndex,
         tables: Sequence[RowTable],
-        is_multi_hot: Sequence[bool],
+        features: Sequence[tuple[int, bool]],
         schema: Schema,
         *,
         takes_mean: bool,
@@ -204,13 +206,15 @@ class ServingGraph(nn.Module):
         self.index = index
         self.tables = nn.ModuleList(tables)
         self.transform = DenseTransform(schema)
-        self._one_hot = [number for number, is_multi in enumerate(is_multi_hot) if not is_multi]
-        self._multi_hot = [number for number, is_multi in enumerate(is_multi_hot) if is_multi]
+        self._table_of = [table for table, _ in features]
+        self._one_hot = [number for number, (_, is_multi) in enumerate(features) if not is_multi]
+        self._multi_hot = [number for number, (_, is_multi) in enumerate(features) if is_multi]
         self._takes_mean = takes_mean
         self._num_elements = num_elements
-        dims = [int(table.rows_ND.shape[1]) for table in tables]
+        dims = [int(tables[table].rows_ND.shape[1]) for table in self._table_of]
         self._widths = tables_by_dim(dims)
-        self.register_buffer("one_hot_G", torch.tensor(self._one_hot, dtype=torch.int64))
+        of_one_hot = [self._table_of[number] for number in self._one_hot]
+        self.register_buffer("one_hot_G", torch.tensor(of_one_hot, dtype=torch.int64))
         self.one_hot_G: torch.Tensor
 
     def forward(
@@ -237,11 +241,11 @@ class ServingGraph(nn.Module):
         if self._one_hot:
             id_BG = self.index(categories, is_missing, self.one_hot_G)
             for column, number in enumerate(self._one_hot):
-                found[number] = self.tables[number](id_BG[:, column : column + 1])
+                found[number] = self.tables[self._table_of[number]](id_BG[:, column : column + 1])
         for bag, number in enumerate(self._multi_hot):
-            feature = torch.tensor([number])
-            id_BL = self.index(bags[bag], bag_is_missing[bag], feature)
-            rows_BLD = self.tables[number](id_BL)
+            table = torch.tensor([self._table_of[number]])
+            id_BL = self.index(bags[bag], bag_is_missing[bag], table)
+            rows_BLD = self.tables[self._table_of[number]](id_BL)
             if self._num_elements is None:
                 found[number] = self._pooled(rows_BLD, bag_lengths[bag]).unsqueeze(1)
             else:
@@ -459,11 +463,13 @@ def graph_of(
 ) -> ServingGraph:
     """Return the graph of a model with these rows, in evaluation mode."""
     chosen = described.config.dense_model
+    numbers = for_features(described.config.tables, range(len(tables)))
+    features = zip(numbers, by_feature(described.config.tables), strict=True)
     graph = ServingGraph(
         model,
         CategoryIndex([table.categories_N for table in tables]),
         [RowTable(table.packed_ND, table.scale_N2) for table in tables],
-        [table.is_multi_hot for table in described.config.tables],
+        [(table, feature.is_multi_hot) for table, feature in features],
         described.schema,
         takes_mean=chosen.pooling == "mean",
         num_elements=chosen.history_length + 1 if chosen.kind == "tbsm" else None,
@@ -497,8 +503,8 @@ def features_of(schema: Schema) -> dict[str, Any]:
 def _program_of(graph: ServingGraph, described: ExportedModel) -> torch.export.ExportedProgram:
     """Record the graph for batches and bags of any length."""
     num_dense = len(described.schema.dense)
-    num_lists = sum(table.is_multi_hot for table in described.config.tables)
-    num_one_hot = len(described.config.tables) - num_lists
+    num_lists = len(multi_hot(described.config.tables))
+    num_one_hot = len(one_hot(described.config.tables))
     size = _TRACED_SAMPLES
     # Bags of different lengths: torch would treat equal ones as a single length.
     bags = [torch.zeros(size, size + number, dtype=torch.int64) for number in range(num_lists)]
@@ -531,7 +537,7 @@ def _refuse_missing_onnx() -> None:
 def _write_onnx(program: torch.export.ExportedProgram, described: ExportedModel, path: Path) -> None:
     """Write an ONNX program, tensors apart: a file has at most 2 GiB."""
     # Names of the inputs, in the order in which the graph takes them.
-    lists = [bag_name(table.name) for table in described.config.tables if table.is_multi_hot]
+    lists = [bag_name(feature.name) for feature in multi_hot(described.config.tables)]
     names = ["dense", "categories", IS_MISSING, *lists]
     names += [f"{name}.{IS_MISSING}" for name in lists] + [f"{name}.{LENGTH}" for name in lists]
     # The exporter warns about the way it uses torch, and about packages that this model does not need.

@@ -91,7 +91,7 @@ class RunTables:
         return cls(run, config, weights, schema, folder, tables, fingerprint, text)
 
     def categories(self, progress: ProgressCallback = silent) -> Iterator[TableCategories]:
-        """Yield the categories of each table, in the order of the features.
+        """Yield the categories of each table, in their order.
 
         Args:
             progress: called with how far the caller is with them, in rows.
@@ -169,7 +169,9 @@ def _tables(run: Path, config: RunConfig, folder: Manifest, schema: Schema) -> t
             f"{folder.folder} is not the vocabulary of {run}: it has {described}", hint=_OTHER_HINT
         )
     return tuple(
-        EmbeddingTable(table.name, table.num_rows, 0, width.embedding_dim, table.is_multi_hot)
+        EmbeddingTable(
+            table.name, table.num_rows, 0, width.embedding_dim, table.is_multi_hot, features=table.features
+        )
         for table, width in zip(own, config.tables, strict=True)
     )
 
@@ -230,7 +232,9 @@ class ExportedModel:
     def of(cls, found: RunTables, row_type: RowType) -> Self:
         """Describe the model of a run."""
         pairs = zip(found.config.tables, found.tables, strict=True)
-        tables = tuple(replace(own, is_multi_hot=table.is_multi_hot) for own, table in pairs)
+        tables = tuple(
+            replace(own, is_multi_hot=table.is_multi_hot, features=table.features) for own, table in pairs
+        )
         return cls(replace(found.config, tables=tables), found.schema_text, row_type)
 
     @classmethod

@@ -74,7 +74,9 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
 def show_rows(found: dict[str, Any], console: Console) -> None:
     """Print rows of one table, as `TableRows.rows` returns them."""
     # The title says what the shares are shares of.
-    title = "{feature} ({kind}): {num_rows:,} rows, {num_lookups:,} lookups".format(**found)
+    shared = f", table {found['table']} of {', '.join(found['features'])}" if "table" in found else ""
+    title = f"{found['feature']} ({found['kind']}){shared}: "
+    title += f"{found['num_rows']:,} rows, {found['num_lookups']:,} lookups"
     print_table(console, text_table("rows_of_table", found["rows"], title))
     # A category outside the vocabulary is shown as the row that its lookups use.
     for row in found["rows"]:
@@ -272,6 +274,9 @@ def _show_table(options: StatsCommand, feature: str) -> int:
         "num_lookups": int(table.counts.sum()),
         "rows": rows,
     }
+    # The lookups of a shared table are those of all its features.
+    if table.table.features:
+        found |= {"table": table.table.name, "features": [each.name for each in table.table.features]}
     if options.json:
         print_json(found)
     else:

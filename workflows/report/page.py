@@ -182,7 +182,7 @@ def _facts(statistics: dict[str, Any]) -> list[tuple[str, str]]:
         ("training samples", f"{statistics['num_train_samples']:,}"),
         ("for evaluation", f"{statistics['samples']['evaluation']:,}"),
         *([("label rate", percent(rate))] if rate is not None else []),
-        ("tables", f"{statistics['num_features']:,}"),
+        ("tables", f"{statistics['num_tables']:,}"),
         ("rows", f"{statistics['num_rows']:,}"),
         ("size of all rows", format_byte_size(order_of(statistics)[-1]["bytes"])),
         ("bytes per row", f"{statistics['row_bytes']:,} (dim {statistics['embedding_dim']})"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,10 @@ def write_parquet(path: Path, log: Log, *, group_rows: int = 40) -> Path:
     return path
 
 
-def schema_text(log: Log, *, format: str = "csv", more: str = "") -> str:
-    """The schema of the log as a user would write it."""
+def schema_text(
+    log: Log, *, format: str = "csv", more: str = "", tables: Mapping[str, str] | None = None
+) -> str:
+    """The schema of the log as a user would write it; ``tables`` of features that are not named like them."""
     lines = [f'format = "{format}"', *more.splitlines()]
     lines += [f'label = "{name}"' for name, kind in log.kinds.items() if kind == "label"]
     labels = [name for name, kind in log.kinds.items() if kind == "maybe label"]
@@ -127,8 +129,11 @@ def schema_text(log: Log, *, format: str = "csv", more: str = "") -> str:
         lines += ["[dense]", *(f'"{name}" = {_DENSE[kind]}' for name, kind in dense.items())]
     lines += ["[sparse]"]
     for name, kind in log.kinds.items():
+        table = f', table = "{(tables or {})[name]}"' if name in (tables or {}) else ""
         if kind.startswith("list "):
-            lines += [f'"{name}" = {{ kind = "{kind[5:]}", list = true }}']
+            lines += [f'"{name}" = {{ kind = "{kind[5:]}", list = true{table} }}']
+        elif table:
+            lines += [f'"{name}" = {{ kind = "{kind}"{table} }}']
         elif kind not in ("label", "maybe label", "weight", "unused", *groups.values(), *_DENSE):
             lines += [f'"{name}" = "{kind}"']
     return "\n".join(lines)

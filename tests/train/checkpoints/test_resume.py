@@ -681,6 +681,23 @@ def test_other_models_and_recipes_are_resumed_too(
     assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"placement": "lookahead"},
+        pytest.param({"placement": "cache", "device": "late:4"}, marks=pytest.mark.slow),
+        pytest.param({"placement": "hybrid", "slow_bytes": ByteSize(1)}, marks=pytest.mark.slow),
+    ],
+)
+def test_rows_of_a_table_that_features_share_are_resumed_too(fields: dict[str, Any], tmp_path: Path) -> None:
+    shared = replace(SPEC, num_rows=(300, 300, 400), num_hot=(3, 3, 5), multi_hot=(1,), same_table=(1,))
+    write_shards(tmp_path / "shards", replace(shared, table_dims=(4, 2)))
+    run_until(tmp_path, tmp_path / "unbroken", None, OFF, **fields)
+    for stop in (22, None):
+        run_until(tmp_path, tmp_path / "stopped", stop, every(4), **fields)
+    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+
+
 @pytest.mark.slow
 def test_processes_that_are_killed_end_with_the_bits_of_an_unbroken_run(
     data: Path, unbroken: Callable[..., dict[str, bytes]], tmp_path: Path

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.folders.totals import TableFeature
 from hotset.stats.exchange import ranks_of_samples
 from hotset.train.data.batch import Batch, EmbeddingTable, FeatureBags, IdReader, MicroBatches
 
@@ -46,6 +47,22 @@ def test_a_bag_may_be_all_there_is() -> None:
     ids = IdReader(TABLES, [1]).read(BATCH)
     assert ids.ids_N.tolist() == [7, 8, 0]
     assert ids.bags_N is not None and ids.bags_N.tolist() == [0, 0, 2]
+
+
+def test_features_of_one_table_are_told_apart_by_bag_and_joined_by_row() -> None:
+    shared = (TableFeature(name="C1"), TableFeature(name="C2", is_multi_hot=True))
+    tables = [EmbeddingTable("T", 9, 2, 4, is_multi_hot=True, features=shared), EmbeddingTable("C3", 9, 2, 4)]
+    reader = IdReader(tables, [0, 1])
+    ids = reader.read(BATCH)
+    assert ids.ids_N.tolist() == [1, 7, 8, 2, 3, 4, 5, 0, 6]
+    assert ids.bags_N is not None and ids.bags_N.tolist() == [0, 1, 1, 2, 3, 5, 6, 7, 8]
+    assert ids.bags_of_tables is not None and ids.bags_of_tables.tolist() == [0, 0, 0, 1, 2, 3, 4, 4, 5]
+    lookups = reader.by_row(ids)
+    assert lookups.rows_U.tolist() == [0, 1, 3, 5, 7, 8, 2, 4, 6] and lookups.first_F1.tolist() == [0, 6, 9]
+    # Two one-hot features of one table need bags too: a row may have several lookups of a sample.
+    pair = (TableFeature(name="C1"), TableFeature(name="C3"))
+    ids = IdReader([EmbeddingTable("T", 9, 2, 4, is_multi_hot=True, features=pair)], [0]).read(BATCH)
+    assert ids.bags_of_tables is not None and ids.bags_of_tables.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(

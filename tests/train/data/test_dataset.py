@@ -352,7 +352,7 @@ def test_a_dataset_hands_them_out_the_same_in_every_copy_of_it(tmp_path: Path) -
 def test_sizes_that_do_not_fit_the_log_are_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", ShardSpec(multi_hot=(1,)))
     for sizes, message in (
-        ((1, 2), "multi_hot has 2 sizes, and the log 3 tables"),
+        ((1, 2), "multi_hot has 2 sizes, and the log 3 features"),
         ((1, 1, 0), "must be 1 or more"),
         ((1, 2, 1), "feature 'C2' has lists already"),
     ):

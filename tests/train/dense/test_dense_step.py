@@ -98,14 +98,14 @@ def test_every_lookup_is_in_its_bag(lists: list[tuple[list[int], list[int]]], pl
             size = 1 if name == "x" else 4
             wanted += [(row, bag + size - len(found) + i) for i, row in enumerate(found)]
             bag += size
-    assert ids.bags_N is not None and ids.bags_of_features is not None
+    assert ids.bags_N is not None and ids.bags_of_tables is not None
     assert list(zip(ids.ids_N.tolist(), ids.bags_N.tolist(), strict=True)) == wanted
     # By row they are the lookups of a reader that adds bags up.
     pooled = IdReader(tables, range(3))
     other = pooled.read(batch_of(one_hot, of_features))
     for mine, theirs in zip(reader.by_row(ids), pooled.by_row(other), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    np.testing.assert_array_equal(ids.bags_of_features, other.bags_N)
+    np.testing.assert_array_equal(ids.bags_of_tables, other.bags_N)
 
 
 def test_a_history_that_is_too_long_is_refused() -> None:
@@ -186,6 +186,20 @@ def test_placements_end_with_equal_bits(tmp_path: Path) -> None:
             trained(shards, placement="all-fast", **FIELDS | {"model_args": '{"history_length": 6}'}),
             all_fast,
         )
+
+
+def test_histories_may_share_a_table_with_other_features(tmp_path: Path) -> None:
+    spec = replace(
+        SPEC, num_rows=(30, 30, 30, 60), num_hot=(3, 3, 3, 4), same_table=(1, 2), table_dims=(4, 2)
+    )
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    all_fast = trained(shards, placement="all-fast", **FIELDS)
+    for placement in (*STATELESS, STAGING[0], {"placement": "hybrid", "device": "late:2"}):
+        assert_equal_bits(trained(shards, **placement, **FIELDS), all_fast)
+    # A device has room for all bags of a sample, of one feature or of several.
+    apart = Shards.open(write_shards(tmp_path / "apart", SPEC))
+    on_host = trained(apart, placement="hybrid", **FIELDS)
+    assert_equal_bits(trained(apart, placement="hybrid", device="late", **FIELDS), on_host)
 
 
 def test_the_order_inside_lists_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,12 @@ def check_drawn(placement: str, num_ranks: int, per_rank: int, seed: int, path: 
         table_dims=one_of(None, tuple(int(one_of(2, 4)) for _ in num_rows)),
         order=one_of("grouped", "original"),
     )
+    if num_tables > 1 and one_of(False, True):
+        shared: dict[str, Any] = {
+            "num_rows": (num_rows[0], *spec.num_rows[:-1]),
+            "num_hot": (spec.num_hot[0], *spec.num_hot[:-1]),
+        }
+        spec = replace(spec, same_table=(1,), **shared)
     drawn = Shards.open(write_shards(path, spec))
     staged = placement in ("cache", "lookahead")
     fields = {

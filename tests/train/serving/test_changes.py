@@ -43,7 +43,9 @@ class Folders:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     parents = [tmp_path_factory.mktemp(name) for name in ("old", "new")]
-    old, new = (run_on_lists(parent, seed=seed) for seed, parent in enumerate(parents))
+    old, new = (
+        run_on_lists(parent, seed=seed, tables={"codes": "site"}) for seed, parent in enumerate(parents)
+    )
     export_changes(new.run, old.run, parents[1] / "changes")
     return Folders(old, new, parents[1] / "changes")
 

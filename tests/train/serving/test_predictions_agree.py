@@ -43,6 +43,8 @@ KINDS = {
     "user": "integer",
     "seen": "list integer",
 }
+TABLES = {"tags": "shop"}
+"""Features that look up in the table of another one, and that table."""
 KNOWN = ("a", "b", "c")
 
 
@@ -88,11 +90,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     }
     paths = [write_csv(folder / f"{name}.csv", log) for name, log in logs.items()]
     config = PreprocessConfig(
-        ingest=IngestConfig(schema=schema_text(logs["train"], format="csv")),
+        ingest=IngestConfig(schema=schema_text(logs["train"], format="csv", tables=TABLES)),
         count=CountConfig(eval_files=1, valid_files=1),
         rank=RankConfig(min_count=2),
         split=SplitConfig(
-            embedding_dim=4, feature_dims=FeatureSettings([("user", 8), ("tags", 2)]), hot_bytes=ByteSize(500)
+            embedding_dim=4, feature_dims=FeatureSettings([("user", 8), ("shop", 2)]), hot_bytes=ByteSize(500)
         ),
         pack=PackConfig(batch_size=16),
     )
@@ -167,7 +169,7 @@ def check(models: Models, rows: list[tuple[Any, ...]], name: str) -> None:
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         raw = write_csv(folder / "log.csv", log)
-        (folder / "log.toml").write_text(schema_text(log, format="csv"))
+        (folder / "log.toml").write_text(schema_text(log, format="csv", tables=TABLES))
         schema = str(folder / "log.toml")
         hotset.preprocess(raw, folder / "data", schema=schema, like=models.data, workers=1)
         assert_all_agree(models.runs[name], folder / "data", log, folder)

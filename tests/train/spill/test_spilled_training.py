@@ -149,13 +149,14 @@ def test_a_replayed_order_is_known_ahead_too(shards: Shards, tmp_path: Path) -> 
 
 def test_lists_and_rows_of_other_widths_spill_too(tmp_path: Path) -> None:
     spec = ShardSpec(
-        num_rows=(900, 2500, 4000),
-        num_hot=(5, 10, 20),
+        num_rows=(900, 900, 2500, 4000),
+        num_hot=(5, 5, 10, 20),
         num_mixed=1500,
         embedding_dim=16,
         skew=1.05,
         batch_size=64,
-        multi_hot=(2,),
+        multi_hot=(1, 3),
+        same_table=(1,),
         table_dims=(8, 16, 16),
     )
     opened = Shards.open(write_shards(tmp_path / "shards", spec))

@@ -1,0 +1,308 @@
+"""Several features that look up in one table, from the log to shards and statistics.
+
+The twin of a log has one list for each table, with the lookups of all its features.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ByteSize, ConfigError, ManifestError
+from hotset.pipeline.folders.manifest import Manifest, checksum_of_written
+from hotset.pipeline.folders.totals import PlanTotals, by_feature
+from hotset.pipeline.formats.arrow_files import read_batch
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.schema.schema import FeatureSettings
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.split import SplitConfig
+from hotset.pipeline.statistics.frequencies import frequency_statistics
+from hotset.pipeline.verify import verify
+from hotset.tests.support.logs.criteo_text import tree_of
+from hotset.tests.support.logs.other_logs import Log, draw_log, schema_text, write_csv, write_parquet
+from hotset.tests.support.naive.naive_stages import tags_of
+from hotset.workflows.cli import main
+
+KINDS = {
+    "y": "label",
+    "item": "integer",
+    "user": "text",
+    "city": "text",
+    "seen": "list integer",
+    "site": "hex8",
+    "trips": "list text",
+    "age": "dense",
+    "codes": "list hex8",
+    "bought": "list integer",
+    "home": "text",
+}
+TABLES = {"seen": "item", "bought": "item", "trips": "places", "city": "places", "home": "places"}
+TABLES |= {"codes": "site"}
+MEMBERS = {
+    "item": ("item", "seen", "bought"),
+    "user": ("user",),
+    "places": ("city", "trips", "home"),
+    "site": ("site", "codes"),
+}
+"""The features of each table, in the order of tables and features everywhere."""
+ORDERS: dict[str, dict[str, Any]] = {
+    "frequency": {},
+    "peel": {"rank": RankConfig(rank_by="peel", feature_min_counts=FeatureSettings({"places": 3}))},
+    "sampled": {"rank": RankConfig(rank_by="sampled", sampling_rate=0.5, min_count=2)},
+    "window": {"count": CountConfig(eval_files=1, count_last=2)},
+}
+
+
+def config_of(schema: str, **stages: Any) -> PreprocessConfig:
+    config = PreprocessConfig(
+        ingest=IngestConfig(schema=schema, block_bytes=ByteSize(3000)),
+        count=CountConfig(eval_files=1),
+        rank=RankConfig(min_count=2),
+        split=SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(64 * 12)),
+        pack=PackConfig(batch_size=8, seed=3),
+    )
+    return replace(config, **stages)
+
+
+def merged(log: Log) -> Log:
+    """The log whose tables have one list each: the lookups of all their features, one after another."""
+    at = {name: place for place, name in enumerate(log.kinds)}
+
+    def lookups(row: tuple[Any, ...], name: str) -> list[Any]:
+        if not log.kinds[name].startswith("list "):
+            return [row[at[name]]]
+        return [None] if row[at[name]] is None else row[at[name]]
+
+    kinds = {"y": "label", "age": "dense"}
+    kinds |= {
+        table: log.kinds[names[0]] if len(names) == 1 else f"list {log.kinds[names[0]]}"
+        for table, names in MEMBERS.items()
+    }
+    rows = [
+        (
+            row[at["y"]],
+            row[at["age"]],
+            *(
+                row[at[names[0]]] if len(names) == 1 else [x for name in names for x in lookups(row, name)]
+                for names in MEMBERS.values()
+            ),
+        )
+        for row in log.rows
+    ]
+    return Log(kinds, rows)
+
+
+@pytest.fixture(scope="module")
+def logs() -> list[Log]:
+    rng = np.random.default_rng(20201126)
+    drawn = [draw_log(size, KINDS, rng, empty_lists=True) for size in (70, 50, 60)]
+    # In the evaluation part each feature has categories that no other part has.
+    new = {"integer": 4711, "text": "new", "hex8": "00004711"}
+
+    def renewed(row: tuple[Any, ...], number: int) -> tuple[Any, ...]:
+        kinds = list(KINDS.values())
+        place = number % len(kinds)
+        kind = kinds[place].removeprefix("list ")
+        value = row[place] if kind not in new else [new[kind]] if kinds[place] != kind else new[kind]
+        return (*row[:place], value, *row[place + 1 :])
+
+    rows = [renewed(row, number) for number, row in enumerate(drawn[2].rows)]
+    return [*drawn[:2], Log(KINDS, rows)]
+
+
+def written(folder: Path, logs: Sequence[Log]) -> list[Path]:
+    folder.mkdir()
+    return [write_parquet(folder / f"day{number}.parquet", log) for number, log in enumerate(logs)]
+
+
+def ids_by_table(samples: Manifest) -> dict[str, list[list[int]]]:
+    """The ids of each sample in each table, those of its features one after another."""
+    tables = PlanTotals.of(Manifest.read(samples.folder.parent / "plan")).tables
+    found: dict[str, list[list[int]]] = {table.name: [] for table in tables}
+    for entry in samples.files:
+        columns = read_batch(samples, entry).to_pydict()
+        for sample, one_hot in enumerate(columns["ids"]):
+            of_sample = iter(one_hot)
+            for table in tables:
+                found[table.name].append(
+                    [
+                        row
+                        for each in by_feature([table])
+                        for row in (columns[each.name][sample] if each.is_multi_hot else [next(of_sample)])
+                    ]
+                )
+    return found
+
+
+@pytest.mark.parametrize(
+    "order", [name if name != "frequency" else pytest.param(name, marks=pytest.mark.slow) for name in ORDERS]
+)
+def test_a_table_is_that_of_one_list_with_all_lookups(
+    logs: list[Log], tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", 2)
+    schema = schema_text(logs[0], format="parquet", tables=TABLES)
+    other = schema_text(merged(logs[0]), format="parquet")
+    raw, raw_merged = written(tmp_path / "raw", logs), written(tmp_path / "merged", [merged(x) for x in logs])
+    shards = preprocess(raw, config_of(schema, **ORDERS[order]), tmp_path / "out", Resources(workers=2))
+    preprocess(raw_merged, config_of(other, **ORDERS[order]), tmp_path / "twin", Resources(workers=1))
+    assert verify(tmp_path / "out", raw=raw) == []
+    # Counts, ranks and texts of tables are those of the lists, byte for byte.
+    for folder in ("counts", "vocabulary"):
+        found, twin = (tree_of(tmp_path / name / folder) for name in ("out", "twin"))
+        assert found.keys() == twin.keys()
+        assert all(found[name] == twin[name] for name in found if name != "manifest.json")
+    found_ids, twin_ids = (
+        ids_by_table(Manifest.read(tmp_path / name / "samples")) for name in ("out", "twin")
+    )
+    assert found_ids == twin_ids
+    assert tags_of(Manifest.read(tmp_path / "out/plan")) == tags_of(Manifest.read(tmp_path / "twin/plan"))
+    assert [(table["name"], table.get("features")) for table in shards.totals["tables"][:2]] == [
+        (
+            "item",
+            [
+                {"name": "item"},
+                {"name": "seen", "is_multi_hot": True},
+                {"name": "bought", "is_multi_hot": True},
+            ],
+        ),
+        ("user", None),
+    ]
+
+
+def test_statistics_are_those_of_one_list_with_all_lookups(
+    logs: list[Log], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.pipeline.statistics.coverage.PEEL_FLOOR", 2)
+    found = []
+    for name, own, tables in (("out", logs, TABLES), ("twin", [merged(log) for log in logs], {})):
+        ingest = IngestConfig(schema=schema_text(own[0], format="parquet", tables=tables))
+        config = replace(config_of(ingest.schema), ingest=ingest)
+        preprocess(written(tmp_path / f"{name}-raw", own), config, tmp_path / name)
+        series = ("features", "budgets", "coverage", "hot_samples", "drift", "hot_tables", "categories")
+        found.append(
+            frequency_statistics(
+                tmp_path / name, series=(*series, "miss_ratios", "unique_rows", "default_runs")
+            )
+        )
+    shared, twin = found
+    assert all(row["evaluation_oov_share"] > 0 for row in shared["hot_tables"])
+    # A vector for each feature crosses under hybrid, and no list of the log is one of the twin.
+    assert (shared["num_features"], shared["num_tables"], twin["num_features"]) == (9, 4, 4)
+    vectors = [
+        next(row for row in each["default_runs"]["placements"] if row["placement"] == "hybrid")
+        for each in found
+    ]
+    assert (
+        vectors[0]["bytes_to_fast_per_sample"] == 9 * 4 * 16 and vectors[1]["bytes_to_fast_per_sample"] == 256
+    )
+    left_out = "distinct rows per batch of list-valued features: "
+    assert left_out + "item, seen, bought, city, trips, home, site, codes" in shared["left_out"]
+    for each in found:
+        each["default_runs"]["placements"] = [
+            row for row in each["default_runs"]["placements"] if row["placement"] not in ("hybrid", "fae")
+        ]
+        for key in ("provenance", "num_features", "left_out"):
+            del each[key]
+    assert shared == twin
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_workers_memory_and_interruptions_change_no_byte(
+    tmp_path: Path, format: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = draw_log(120, KINDS, rng, empty_lists=format == "parquet")
+    raw = [(write_csv if format == "csv" else write_parquet)(tmp_path / "log", log)]
+    config = config_of(schema_text(log, format=format, tables=TABLES), count=CountConfig(eval_fraction=0.3))
+    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4000)
+    preprocess(raw, config, tmp_path / "whole", Resources(workers=1))
+    monkeypatch.setattr("hotset.pipeline.stages.encode.LEAST_TABLE_BYTES", 300)
+    monkeypatch.setattr("hotset.pipeline.stages.pack.room_for", lambda stage, cap, needed, **others: needed)
+    monkeypatch.setattr("hotset.pipeline.stages.encode.room_for", lambda stage, cap, needed, **others: needed)
+    for number in (6, 15, 10**9):
+        left = number
+
+        def stopping(path: Path) -> tuple[int, str]:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return checksum_of_written(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("hotset.pipeline.folders.output.checksum_of_written", stopping)
+            with suppress(KeyboardInterrupt):
+                preprocess(raw, config, tmp_path / f"out{number}", Resources(workers=2))
+        preprocess(raw, config, tmp_path / f"out{number}", Resources(workers=3))
+        assert tree_of(tmp_path / f"out{number}") == tree_of(tmp_path / "whole")
+
+
+def without_maps(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in tree_of(folder).items() if not name.startswith("id_map/")}
+
+
+def test_a_grown_log_ends_in_the_bytes_of_a_run_from_scratch(logs: list[Log], tmp_path: Path) -> None:
+    config = config_of(schema_text(logs[0], format="parquet", tables=TABLES))
+    raw = written(tmp_path / "raw", logs)
+    preprocess(raw[:2], config, tmp_path / "dir")
+    preprocess(raw, config, tmp_path / "dir", extend=True)
+    preprocess(raw, config, tmp_path / "whole")
+    assert without_maps(tmp_path / "dir") == without_maps(tmp_path / "whole")
+
+
+def test_counts_of_other_tables_are_not_continued(tmp_path: Path, rng: np.random.Generator) -> None:
+    """The columns are the same, byte for byte, and what is counted in one table is not."""
+    log = draw_log(40, {"y": "label", "item": "integer", "seen": "list integer"}, rng)
+    raw = [write_csv(tmp_path / "log", log)]
+    config = config_of(schema_text(log), count=CountConfig(eval_fraction=0.3))
+    preprocess(raw, config, tmp_path / "out", until="count")
+    shutil.rmtree(tmp_path / "out/columns")
+    shared = IngestConfig(schema=schema_text(log, tables={"seen": "item"}), block_bytes=ByteSize(3000))
+    preprocess(raw, replace(config, ingest=shared), tmp_path / "columns", until="ingest")
+    (tmp_path / "columns/columns").rename(tmp_path / "out/columns")
+    with pytest.raises(ManifestError, match="counts was written from other inputs"):
+        preprocess(raw, replace(config, ingest=shared), tmp_path / "out", until="count")
+
+
+def test_a_feature_is_asked_for_by_its_name_and_shown_with_its_table(
+    logs: list[Log], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(schema_text(logs[0], format="parquet", tables=TABLES))
+    preprocess(written(tmp_path / "raw", logs), config, tmp_path / "out")
+    for feature in ("seen", "item"):
+        assert main(["stats", str(tmp_path / "out"), "--feature", feature, "--top", "1"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"{feature} (integer), table item of item, seen, bought: 7 rows, ")
+    assert main(["stats", str(tmp_path / "out"), "--feature", "places", "--category", "a", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["table"], found["features"], found["rows"][0]["is_known"]) == (
+        "places",
+        ["city", "trips", "home"],
+        True,
+    )
+
+
+def test_settings_name_tables(logs: list[Log], tmp_path: Path) -> None:
+    schema = schema_text(logs[0], format="parquet", tables=TABLES)
+    raw = written(tmp_path / "raw", logs[:1])
+    config = config_of(schema, count=CountConfig(eval_fraction=0.3))
+    wide = replace(config, split=replace(config.split, feature_dims=FeatureSettings({"places": 8})))
+    shards = preprocess(raw, wide, tmp_path / "out")
+    assert {table["name"]: table.get("embedding_dim") for table in shards.totals["tables"]}["places"] == 8
+    wrong = replace(config, rank=RankConfig(feature_min_counts=FeatureSettings({"city": 3})))
+    message = "feature_min_counts names 'city', whose table is 'places'"
+    with pytest.raises(ConfigError, match=message) as caught:
+        preprocess(raw, wrong, tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists() and "write places=3, " in str(caught.value.hint)
