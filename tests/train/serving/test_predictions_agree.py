@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,11 +117,8 @@ def assert_all_agree(run: Path, data: Path, log: Log, folder: Path) -> None:
     wanted = scored.evaluated()
     np.testing.assert_array_equal(found, wanted)
     tables = RunTables.open(run)
-    features = features_of(tables.schema)
-    inputs = ServingInputs.__new__(ServingInputs)
-    inputs.dense = features["dense"]
-    inputs.one_hot = [each for each in features["sparse"] if not each["is_list"]]
-    inputs.multi_hot = [each for each in features["sparse"] if each["is_list"]]
+    (folder / "features.json").write_text(json.dumps(features_of(tables.schema)))
+    inputs = ServingInputs(folder)
     columns = {name: [row[number] for row in log.rows] for number, name in enumerate(log.kinds)}
     _, logit = build_graph(tables, ExportConfig())(*inputs.for_torch(columns))
     np.testing.assert_allclose(logit.numpy(), wanted, rtol=1e-5, atol=1e-5)
