@@ -154,6 +154,8 @@ class Proposal:
     @property
     def text(self) -> str:
         """Return the schema as TOML with comments."""
+        if not self.columns:  # of a known log
+            return "\n".join([*(f"# {note}" for note in self.notes), write_schema(self.schema)])
         lines = [f"# Guessed from the first {self.num_rows:,} rows: look at every line, then preprocess."]
         lines += [f"# {note}" for note in self.notes]
         lines.append("# A column belongs in dense where the size of its numbers means something.")

@@ -118,17 +118,21 @@ def _refuse_other_format(file: RawFile, form: str) -> None:
         # One such line could be damage in a log of Criteo's.
         if len(lines) > 1 and all(b"," in line and b"\t" not in line for line in lines):
             raise _needs_schema(file, "CSV")
+        if len(lines) > 1 and (b"\t" not in lines[0] or b"\tI2\t" in lines[0].upper()):
+            from .recognise import recognise
+
+            known = recognise(file)
+            if known is not None:
+                raise _needs_schema(file, f"the log {known.name}")
         return
 
 
 def _needs_schema(file: RawFile, found: str) -> FormatError:
+    from .recognise import recognise
+
     path = shlex.quote(str(file.path))
     hint = f"`hotset schema {path} > schema.toml` proposes a schema: look at it, then give it to --schema"
-    known = None
-    if found == "CSV":
-        from .recognise import recognise
-
-        known = recognise(file)
+    known = recognise(file)
     if known is not None and known.is_exact:
         hint = f"it has the columns of {known.name}: give --schema {known.name}"
         hint += "" if known.has_label else " --no-label"

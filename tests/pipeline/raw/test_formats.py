@@ -8,24 +8,32 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ByteSize, FormatError, HotsetError, InputError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import ColumnsTotals
+from hotset.pipeline.formats.arrow_files import write_batch
 from hotset.pipeline.infer_schema import propose_schema
 from hotset.pipeline.raw import arrow_parts
+from hotset.pipeline.raw.json_parts import read_lines, types_of
 from hotset.pipeline.raw.log_files import inspect_logs
 from hotset.pipeline.raw.raw_file import RawFile
+from hotset.pipeline.raw.tabular import parse_batch
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema_file import schema_of
+from hotset.pipeline.stages import ingest as ingest_module
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.verify import verify
 
@@ -123,8 +131,8 @@ WRITERS: dict[str, Callable[[Path, list[Row]], Any]] = {
 }
 
 
-def columns_of(path: Path, out: Path, schema: str = SCHEMA, **settings: Any) -> dict[str, list[Any]]:
-    ingest([path], IngestConfig(schema=schema, **settings), out, Resources(workers=2))
+def columns_of(path: Path, out: Path, schema: str = SCHEMA, **ways: Any) -> dict[str, list[Any]]:
+    ingest([path], IngestConfig(schema=schema, **ways), out, Resources(workers=2))
     columns = Manifest.read(out)
     found: dict[str, list[Any]] = {}
     for entry in columns.files:
@@ -302,3 +310,82 @@ def test_batches_of_long_texts_are_cut(tmp_path: Path, monkeypatch: pytest.Monke
     schema = 'format = "arrow"\nlabel = "label"\ndense = []\n[sparse]\ntext = "text"\n'
     assert len(columns_of(tmp_path / "log", tmp_path / "columns", schema, block_bytes=20_000)["text"]) == 300
     assert len(held) > 15 and max(held) <= 20_000
+
+
+@pytest.mark.parametrize("name", ["arrow-zstd", "stream", "orc", "json", "json.gz"])
+def test_a_run_that_was_stopped_resumes_to_the_same_bytes(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    WRITERS[name](tmp_path / "log", rows_of())
+    config = IngestConfig(schema=SCHEMA, block_bytes=ByteSize(8192))
+    whole = ingest([tmp_path / "log"], config, tmp_path / "whole")
+    written: list[Path] = []
+
+    def stopping(path: Path, columns: Any) -> None:
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        write_batch(path, columns)
+        written.append(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest_module, "write_batch", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            ingest([tmp_path / "log"], config, tmp_path / "resumed", Resources(workers=1))
+    resumed = ingest([tmp_path / "log"], config, tmp_path / "resumed", Resources(workers=2))
+    assert resumed.fingerprint == whole.fingerprint
+    # Another log of the same length is refused by what is finished.
+    shutil.rmtree(tmp_path / "resumed")
+    with monkeypatch.context() as patch:
+        written.clear()
+        patch.setattr(ingest_module, "write_batch", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            ingest([tmp_path / "log"], config, tmp_path / "resumed", Resources(workers=1))
+    content = bytearray((tmp_path / "log").read_bytes())
+    WRITERS[name](tmp_path / "log", rows_of(1))
+    other = (tmp_path / "log").read_bytes()[: len(content)].ljust(len(content))
+    (tmp_path / "log").write_bytes(other)
+    with pytest.raises(HotsetError):
+        ingest([tmp_path / "log"], config, tmp_path / "resumed")
+
+
+VALUES = st.none() | st.integers(-(2**40), 2**40) | st.sampled_from([2**53 + 1, 2**63 - 1, -(2**63)])
+JSON_ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"y": st.integers(0, 1)},
+        optional={
+            "number": VALUES,
+            "large": st.none() | st.integers(0, 2**64 - 1),
+            "text": st.none() | st.text(max_size=5),
+            "price": st.none() | st.floats(-1e6, 1e6, width=32),
+            "list": st.none() | st.lists(st.none() | st.integers(0, 99), max_size=3),
+        },
+    ),
+    min_size=1,
+    max_size=12,
+)
+JSON_SCHEMA = schema_of(
+    'format = "json"\nlabel = "y"\n[dense]\nprice = "float"\n[sparse]\nnumber = "integer"\n'
+    'large = "unsigned"\ntext = "text"\nlist = { kind = "integer", list = true }\n'
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows=JSON_ROWS)
+def test_json_is_read_the_same_by_arrow_and_line_by_line(rows: list[Row]) -> None:
+    names = JSON_SCHEMA.columns(has_label=True)
+    text = np.frombuffer("".join(json.dumps(row) + "\n" for row in rows).encode(), np.uint8)
+    found = pa.schema(
+        [("y", pa.int64()), ("price", pa.float64()), ("number", pa.int64()), ("large", pa.uint64())]
+    )
+    found = pa.unify_schemas([found, pa.schema([("text", pa.string()), ("list", pa.list_(pa.int64()))])])
+    fields = types_of(found, JSON_SCHEMA, names, has_label=True)
+    fast = read_lines(text, fields)[0]
+    slow = read_lines(np.concatenate([text, np.frombuffer(b"{\n", np.uint8)]), fields)[0].slice(0, len(rows))
+    parts = [parse_batch(batch, JSON_SCHEMA, has_label=True) for batch in (fast, slow)]
+    columns = [{name: values.to_pylist() for name, values in part.columns.items()} for part in parts]
+    assert columns[0] == columns[1] and parts[0].fault == parts[1].fault
+    assert columns[0]["number"] == [None if (n := row.get("number")) is None else n % 2**64 for row in rows]
+    assert columns[0]["large"] == [row.get("large") for row in rows]
+    assert columns[0]["price"] == [row.get("price") for row in rows]
+    lists = [[None] if row.get("list") is None else row["list"] for row in rows]
+    assert columns[0]["list"] == lists

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from hotset.pipeline.errors import FormatError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.infer_schema import explain_built_in, propose_schema
 from hotset.pipeline.raw.raw_file import RawFile
@@ -64,7 +65,7 @@ def test_schemas_that_folders_were_made_with_are_what_they_were() -> None:
     } == hashes
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN_LOGS if name != "movielens-1m"])
+@pytest.mark.parametrize("name", KNOWN_LOGS)
 def test_a_log_of_the_published_form_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "log").write_text(lines_of(name))
     columns = ingest([tmp_path / "log"], IngestConfig(schema=name), tmp_path / "columns")
@@ -130,6 +131,23 @@ def test_a_byte_order_mark_is_no_part_of_criteos_text(tmp_path: Path, compressed
         assert columns.num_samples == NUM_ROWS
         assert "the format of Criteo's logs" in (explain_built_in(tmp_path / name) or "")
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("name", [name for name in OF_TEXT])
+def test_without_a_schema_a_known_log_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "log").write_text(lines_of(name))
+    with pytest.raises(FormatError) as caught:
+        ingest([tmp_path / "log"], IngestConfig(), tmp_path / "columns")
+    assert (caught.value.hint or "").endswith(f"give --schema {SAME.get(name, name)}")
+    assert not (tmp_path / "columns").exists()
+
+
+def test_without_a_schema_criteos_text_below_names_is_no_damage(tmp_path: Path) -> None:
+    names = "\t".join(["label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))])
+    (tmp_path / "log").write_text(names + "\n" + lines_of("criteo-kaggle"))
+    with pytest.raises(FormatError, match="looks like the log criteo-x4") as caught:
+        ingest([tmp_path / "log"], IngestConfig(), tmp_path / "columns")
+    assert (caught.value.hint or "").startswith("`hotset schema ")
 
 
 def test_a_log_that_only_looks_like_a_known_one_gets_no_name(tmp_path: Path) -> None:
