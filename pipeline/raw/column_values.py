@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
@@ -214,6 +213,8 @@ def _without(values: Any, words: tuple[str, ...]) -> Any:
             numbers.append(pa.scalar(word).cast(kind))
     if not numbers:
         return values
+    import pyarrow.compute as pc  # takes a fifth of the start of a command
+
     is_there = pc.invert(pc.is_in(values, value_set=pa.array([number.as_py() for number in numbers], kind)))
     return pc.if_else(is_there, values, pa.scalar(None, kind))
 
@@ -311,7 +312,11 @@ def _read_ticks(values: Any, ticks: int) -> tuple[NDArray[np.int64], NDArray[np.
         odd = np.flatnonzero(states == BAD)
         numbers, are_numbers = _read_decimals(Spans(values.text, values.starts[odd], values.stops[odd]))
     elif not pa.types.is_floating(values.type):
-        whole = pc.floor(values) if pa.types.is_decimal(values.type) else values
+        whole = values
+        if pa.types.is_decimal(values.type):
+            import pyarrow.compute as pc
+
+            whole = pc.floor(values)
         found, states = _read_numbers(whole, "integer")
         odd = np.zeros(0, np.intp)
         numbers, are_numbers = np.zeros(0), np.zeros(0, np.uint8)
