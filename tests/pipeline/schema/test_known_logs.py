@@ -153,6 +153,7 @@ def test_without_a_schema_criteos_text_below_names_is_no_damage(tmp_path: Path) 
 def test_a_log_that_only_looks_like_a_known_one_gets_no_name(tmp_path: Path) -> None:
     texts = {
         "another column": lines_of("taobao-ad").replace("pid", "price"),
+        "one more column": lines_of("taobao-ad").replace("\n", ",3\n").replace("clk,3", "clk,price"),
         "another behaviour": lines_of("taobao-behavior").replace("pv", "view"),
         "a rating of 9": lines_of("movielens-1m").replace("::5::", "::9::"),
         "a column twice": lines_of("kuairec").replace("date", "time"),
