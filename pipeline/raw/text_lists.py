@@ -85,26 +85,20 @@ def _trimmed(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int]:
 
 @kernel
 def count_elements(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    separator: NDArray[np.uint8],
+    text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], mark: int
 ) -> int:
-    """Return how many elements fields have at most: each one more than it has separators.
+    """Return how many elements fields have at most: one more than the first byte of separators is there.
 
     Args:
         text: bytes of the fields.
         starts: (num_fields,).
         stops: (num_fields,).
-        separator: its bytes.
+        mark: that byte.
     """
     num_elements = int(starts.shape[0])
     for i in range(starts.shape[0]):
-        position = starts[i]
-        while position < stops[i]:
-            is_end = _is_at(text, position, stops[i], separator)
-            num_elements += is_end
-            position += separator.shape[0] if is_end else 1
+        for position in range(starts[i], stops[i]):
+            num_elements += text[position] == mark
     return num_elements
 
 
@@ -115,19 +109,13 @@ def _end_of_element(
     stop: int,
     separator: NDArray[np.uint8],
     weight_separator: NDArray[np.uint8],
-    has_quotes: bool,
 ) -> int:
     """Return where an element ends: before a separator that is not inside of quotes."""
     position = first
-    while (
-        has_quotes
-        and position < stop
-        and text[position] in _BLANKS
-        and not _is_at(text, position, stop, separator)
-    ):
+    while position < stop and text[position] in _BLANKS and not _is_at(text, position, stop, separator):
         position += 1
     # Quotes count where they open an element, and close it or what comes before its weight.
-    if has_quotes and position < stop and text[position] in _QUOTES:
+    if position < stop and text[position] in _QUOTES:
         quote = text[position]
         end = position + 1
         while end < stop and text[end] != quote:
@@ -138,7 +126,7 @@ def _end_of_element(
         is_closed = end == stop or (end < stop and _is_at(text, end, stop, weight_separator))
         if is_closed or (end < stop and _is_at(text, end, stop, separator)):
             position = end
-    while position < stop and not _is_at(text, position, stop, separator):
+    while position < stop and (text[position] != separator[0] or not _is_at(text, position, stop, separator)):
         position += 1
     return position
 
@@ -154,21 +142,49 @@ def _inside(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int, b
 
 
 @kernel
+def split_plain(
+    text: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    separator: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    element_starts: NDArray[np.int64],
+    element_stops: NDArray[np.int64],
+) -> None:
+    """Find what is between separators, one element on both sides of each; see `split_elements`."""
+    width = separator.shape[0]
+    element = 0
+    offsets[0] = 0
+    for i in range(starts.shape[0]):
+        position = starts[i]
+        element_starts[element] = position
+        while position < stops[i]:
+            if text[position] == separator[0] and (width == 1 or _is_at(text, position, stops[i], separator)):
+                element_stops[element] = position
+                element += 1
+                element_starts[element] = position + width
+                position += width - 1
+            position += 1
+        element_stops[element] = stops[i]
+        element += 1
+        offsets[i + 1] = element
+
+
+@kernel
 def split_elements(
     text: NDArray[np.uint8],
     starts: NDArray[np.int64],
     stops: NDArray[np.int64],
     separator: NDArray[np.uint8],
     weight_separator: NDArray[np.uint8],
-    has_brackets: bool,
     offsets: NDArray[np.int64],
     element_starts: NDArray[np.int64],
     element_stops: NDArray[np.int64],
 ) -> None:
-    """Find the elements of fields. Exact.
+    """Find the elements of lists that may have brackets around them. Exact.
 
-    In brackets, an empty list has none, and no element follows a last separator; a blank as the separator may
-    be there any number of times. Without brackets, each separator has an element on both sides.
+    An empty list has none, and no element follows a last separator; a blank as the separator may be there any
+    number of times.
 
     Args:
         text: bytes of the fields.
@@ -176,28 +192,23 @@ def split_elements(
         stops: (num_fields,).
         separator: its bytes.
         weight_separator: bytes between an element and its weight; none without weights.
-        has_brackets: lists may have brackets around them.
         offsets: (num_fields + 1,) out; where the elements of each field begin.
         element_starts: (at least `count_elements`,) out.
         element_stops: as ``element_starts``.
     """
-    skips_empty = has_brackets and separator.shape[0] == 1 and separator[0] in _BLANKS
+    skips_empty = separator.shape[0] == 1 and separator[0] in _BLANKS
     element = 0
     offsets[0] = 0
     for i in range(starts.shape[0]):
-        first, stop = starts[i], stops[i]
-        is_list = False
-        if has_brackets:
-            first, stop = _trimmed(text, first, stop)
-            first, stop, is_list = _inside(text, first, stop)
+        first, stop = _trimmed(text, starts[i], stops[i])
+        first, stop, is_list = _inside(text, first, stop)
         position = first
         while not (is_list and first == stop):
-            end = _end_of_element(text, position, stop, separator, weight_separator, has_brackets)
-            begin, last = _trimmed(text, position, end) if has_brackets else (position, end)
-            # What follows the last separator of a list in brackets is an element only if it is something.
+            end = _end_of_element(text, position, stop, separator, weight_separator)
+            begin, last = _trimmed(text, position, end)
+            # What follows the last separator of a list is an element only if it is something.
             is_last = end >= stop
-            is_nothing = begin == last and has_brackets and (skips_empty or (is_last and position > first))
-            if not is_nothing:
+            if begin < last or not (skips_empty or (is_last and position > first)):
                 element_starts[element], element_stops[element] = begin, last
                 element += 1
             if is_last:
@@ -295,10 +306,13 @@ def elements_of(lists: ListSpans) -> tuple[Spans, NDArray[np.int64], NDArray[np.
         np.frombuffer(mark.encode(), np.uint8) for mark in (form.separator, form.weight_separator)
     )
     spans = (fields.text, fields.starts, fields.stops)
-    most = count_elements(*spans, separator)
+    most = count_elements(*spans, int(separator[0]))
     starts, stops = np.empty(most, np.int64), np.empty(most, np.int64)
     offsets = np.empty(fields.starts.shape[0] + 1, np.int64)
-    split_elements(*spans, separator, weight_separator, form.has_brackets, offsets, starts, stops)
+    if form.has_brackets:
+        split_elements(*spans, separator, weight_separator, offsets, starts, stops)
+    else:
+        split_plain(*spans, separator, offsets, starts, stops)
     starts, stops = starts[: offsets[-1]], stops[: offsets[-1]]
 
     is_refused = np.zeros(starts.shape[0], np.bool_)
