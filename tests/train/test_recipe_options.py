@@ -51,7 +51,7 @@ def test_what_is_no_list_of_widths_is_refused(text: str) -> None:
     "fields",
     [
         {"warmup_steps": -1},
-        {"decay_steps": 0},
+        {"lr_schedule": "linear", "decay_steps": 0},
         {"final_lr": 1.5},
         {"clip_gradient": 0.0},
         {"clip_gradient": float("nan")},
@@ -67,6 +67,6 @@ def test_what_is_no_list_of_widths_is_refused(text: str) -> None:
     ],
 )
 def test_nonsense_is_refused_by_name(fields: dict[str, Any]) -> None:
-    (name,) = fields
+    name = [*fields][-1]
     with pytest.raises(ConfigError, match=f"^{name} "):
         RecipeOptions(**fields)
