@@ -1,4 +1,7 @@
-"""A dry run reports what a run then does, writes nothing, and estimates bytes from some blocks of a log."""
+"""A dry run reports what a run then does, writes nothing, and estimates bytes from some blocks of a log.
+
+Tests `preprocess`, too.
+"""
 
 from __future__ import annotations
 

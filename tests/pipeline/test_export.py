@@ -1,6 +1,8 @@
 """Exported files hold the samples of the shards, split by split, each with its names and in order.
 
 The inputs of TorchRec's planner are those of the counts, and its classes take them.
+
+Tests `disk`, too.
 """
 
 from __future__ import annotations

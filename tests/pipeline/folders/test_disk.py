@@ -3,6 +3,8 @@
 Discarded folders: the stages count as done, verify says so, and what needs their files refuses. One writer a
 folder: the second run is refused by name, and a dead one is in nobody's way. Small files are written whole or
 not at all. Only the workers of the run that holds a folder write into it.
+
+Tests `tasks`, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The kernels that draw and write samples against plain Python on unbounded integers.
 
 Logarithms and interpolation against their obvious forms.
+
+Tests `world`, too.
 """
 
 from __future__ import annotations

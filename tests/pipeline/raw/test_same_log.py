@@ -1,4 +1,7 @@
-"""A log that was replaced or corrected in place is noticed, whatever its name, size and times."""
+"""A log that was replaced or corrected in place is noticed, whatever its name, size and times.
+
+Tests `ingest`, too.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """CSV and Parquet logs to columns, lists among them, against naive readers; what is refused and where.
 
-Tests `log_parts` and `part`, too.
+Tests `log_parts`, `part`, `parquet_parts` and `column_values`, too.
 """
 
 from __future__ import annotations

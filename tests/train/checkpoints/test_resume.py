@@ -2,8 +2,8 @@
 
 A run that is stopped anywhere ends with the bits of one that is not, under every placement.
 
-Also the tests of `resume`, `source_run`, `files`, `writer`,
-`files`, `files`, and of the order of a resumed run.
+Also the tests of `resume`, `source_run`, `files`, `writer`, `run`, `run_log`, `embeddings`, `step_source`,
+and of the order of a resumed run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The dataset hands out the trainer's batches, whatever the ranks and workers, and goes on where it was."""
+"""The dataset hands out the trainer's batches, whatever the ranks and workers, and goes on where it was.
+
+Tests `shards`, too.
+"""
 
 from __future__ import annotations
 

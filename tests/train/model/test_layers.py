@@ -1,4 +1,7 @@
-"""Dropout by hashes: what is dropped depends on the place of a number alone."""
+"""Dropout by hashes: what is dropped depends on the place of a number alone.
+
+Tests `dense_step`, too.
+"""
 
 from __future__ import annotations
 

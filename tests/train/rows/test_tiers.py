@@ -3,6 +3,8 @@
 Rows beyond the memory given lie in a spill file.
 
 Layouts and tiers, with rows in slots of their own and staging slots.
+
+Tests `build_embeddings`, too.
 """
 
 from __future__ import annotations
