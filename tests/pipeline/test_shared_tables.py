@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
-from hotset.pipeline.errors import ByteSize, ConfigError, ManifestError
+from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError, ManifestError
+from hotset.pipeline.export import export_shards
 from hotset.pipeline.folders.manifest import Manifest, checksum_of_written
 from hotset.pipeline.folders.totals import PlanTotals, by_feature
 from hotset.pipeline.formats.arrow_files import read_batch
@@ -33,6 +35,8 @@ from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import tree_of
 from hotset.tests.support.logs.other_logs import Log, draw_log, schema_text, write_csv, write_parquet
 from hotset.tests.support.naive.naive_stages import tags_of
+from hotset.tests.support.resealed import set_in_manifest
+from hotset.train.data.shards import Shards
 from hotset.workflows.cli import main
 
 KINDS = {
@@ -306,3 +310,56 @@ def test_settings_name_tables(logs: list[Log], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         preprocess(raw, wrong, tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists() and "write places=3, " in str(caught.value.hint)
+
+
+def test_other_programs_get_the_features_and_the_table_of_each(logs: list[Log], tmp_path: Path) -> None:
+    kinds = {"y": "label", "city": "text", "home": "text", "item": "integer"}
+    plain = [draw_log(60, kinds, np.random.default_rng(2))]
+    for name, own, tables in (("lists", logs, TABLES), ("plain", plain, {"home": "city"})):
+        schema = schema_text(own[0], format="parquet", tables=tables)
+        config = config_of(schema, count=CountConfig(eval_fraction=0.3))
+        preprocess(written(tmp_path / f"{name}-raw", own), config, tmp_path / name)
+    shards, one_hot = (Manifest.read(tmp_path / name / "shards") for name in ("lists", "plain"))
+    export_shards(shards, "torchrec", tmp_path / "torchrec")
+    described = json.loads((tmp_path / "torchrec/columns.json").read_text())["tables"]
+    assert [(each["column"], each.get("table")) for each in described] == [
+        (name, table if MEMBERS[table] != (table,) else None) for table in MEMBERS for name in MEMBERS[table]
+    ]
+    columns = pl.read_parquet(tmp_path / "torchrec/train.parquet")
+    for each in described:
+        ids = columns[each["column"]]
+        largest = ids.explode().max() if each["is_list"] else ids.max()
+        assert isinstance(largest, int) and largest < each["num_rows"]
+    # A pooling factor for each feature of a table: its lookups a sample.
+    planned = json.loads((tmp_path / "torchrec/planner.json").read_text())["tables"]
+    assert planned.keys() == MEMBERS.keys()
+    for table, names in MEMBERS.items():
+        found = planned[table]["pooling_factors"]
+        values = [columns[name].to_list() for name in names]
+        lookups = [sum(len(x) if isinstance(x, list) else 1 for x in column) for column in values]
+        assert found == pytest.approx([number / len(columns) for number in lookups])
+        assert sum(found) == pytest.approx(planned[table]["pooling_factor"])
+    export_shards(one_hot, "fuxictr", tmp_path / "fuxictr")
+    features = json.loads((tmp_path / "fuxictr/feature_map.json").read_text())["features"]
+    shared = {name: own.get("share_embedding") for each in features for name, own in each.items()}
+    assert shared == {"city": None, "home": "city", "item": None}
+
+
+FAULTS: dict[str, tuple[str, Any, str]] = {
+    "twice": ("totals.tables.0.features.1.name", "item", "tables names a feature twice"),
+    "reserved": ("totals.tables.0.features.1.name", "ids", "a feature cannot be called 'ids'"),
+    "another": ("totals.tables.0.features.1.name", "sold", '"sold" does not exist'),
+    "no list": ("totals.tables.0.features.1.is_multi_hot", False, "column 'ids'"),
+    "no features": ("totals.tables.0.features", [], "column 'ids'"),
+}
+
+
+def test_features_that_the_shards_have_not_are_refused(logs: list[Log], tmp_path: Path) -> None:
+    config = config_of(schema_text(logs[0], format="parquet", tables=TABLES))
+    made = preprocess(written(tmp_path / "raw", logs[:2]), config, tmp_path / "out").folder
+    for number, (key, value, message) in enumerate(FAULTS.values()):
+        shards = Path(shutil.copytree(made, tmp_path / str(number)))
+        set_in_manifest(shards, key, value)
+        with pytest.raises(HotsetError) as caught:
+            Shards.open(shards).training_batch(0)
+        assert message in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,16 @@ def test_staging_on_a_gpu_ends_with_the_bits_of_all_fast_there(
     placement: dict[str, Any], tmp_path: Path
 ) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
+    assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)
+
+
+@pytest.mark.parametrize("placement", [*STAGING[:1], *STATELESS], ids=str)
+def test_features_that_share_a_table_end_with_the_bits_of_all_fast_there(
+    placement: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = replace(TIGHT, num_rows=(300, 300, 400), num_hot=(3, 3, 5), multi_hot=(1,), same_table=(1,))
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
     assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)
 
