@@ -22,7 +22,7 @@ from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_c
 from hotset.train.serving import changes as module
 from hotset.train.serving.changes import TableChanges
 from hotset.workflows.cli import main
-from hotset.workflows.commands.train import show_runs
+from hotset.workflows.commands.train import _explain_training_loss, show_runs
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -183,8 +183,29 @@ def test_a_model_that_learned_its_samples_by_heart_is_said_without_evaluations(
     line = next(line for line in said_after("--epochs", "6").splitlines() if line.startswith(fall))
     assert line.endswith("train for one epoch, or give a validation part and --keep-best")
     assert fall not in said_after("--epochs", "1")
-    # A loss that hardly falls is no such sign.
-    assert fall not in said_after("--epochs", "2", "--embedding-lr", "1e-6", "--dense-lr", "1e-6")
+
+
+@pytest.mark.parametrize(
+    ("losses", "test_loss", "is_said"),
+    [
+        ([0.9, 0.5, 0.3, 0.1], 0.7, True),
+        # The test part is predicted as well as what the model had not seen.
+        ([0.9, 0.5, 0.3, 0.1], 0.5, False),
+        # A loss that hardly falls is no such sign, nor is one of the first epoch's beginning.
+        ([0.9, 0.5, 0.48, 0.46], 0.7, False),
+        ([0.9, None, 0.3, 0.1], 0.7, False),
+        ([0.9, 0.5, 0.3, 0.1], None, False),
+    ],
+)
+def test_losses_of_epochs_are_compared_with_that_of_the_test_part(
+    losses: list[float | None], test_loss: float | None, is_said: bool
+) -> None:
+    entries: list[dict[str, Any]] = [
+        {"samples": 50 * number, "loss": loss} for number, loss in enumerate(losses, 1) if loss is not None
+    ]
+    summary = {"num_training_samples": 200, "log_loss": test_loss, "stopped": None}
+    assert (_explain_training_loss([*entries, {"step": 4}], summary, 2) is not None) == is_said
+    assert _explain_training_loss(entries, summary | {"stopped": "max_steps"}, 2) is None
 
 
 def test_a_model_worse_than_the_click_rate_is_said(
