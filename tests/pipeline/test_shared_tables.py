@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError, ManifestError
 from hotset.pipeline.export import export_shards
@@ -33,8 +36,15 @@ from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.statistics.frequencies import frequency_statistics
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import tree_of
-from hotset.tests.support.logs.other_logs import Log, draw_log, schema_text, write_csv, write_parquet
-from hotset.tests.support.naive.naive_stages import tags_of
+from hotset.tests.support.logs.other_logs import (
+    Log,
+    draw_log,
+    naive_columns,
+    schema_text,
+    write_csv,
+    write_parquet,
+)
+from hotset.tests.support.naive.naive_stages import naive_table, rows_of, tags_of
 from hotset.tests.support.resealed import set_in_manifest
 from hotset.train.data.shards import Shards
 from hotset.workflows.cli import main
@@ -184,6 +194,31 @@ def test_a_table_is_that_of_one_list_with_all_lookups(
         ),
         ("user", None),
     ]
+
+
+@given(data=st.data())
+@settings(max_examples=6, deadline=None)
+def test_tables_of_any_features_are_counted_and_ranked_as_the_naive_twin_does(data: st.DataObject) -> None:
+    own = data.draw(st.sampled_from(["integer", "text", "hex8"]))
+    kinds = data.draw(st.lists(st.sampled_from([own, f"list {own}"]), min_size=2, max_size=5))
+    names = [f"f{number}" for number in range(len(kinds))]
+    table_of = {name: f"t{data.draw(st.integers(0, 2))}" for name in names}
+    seed, min_count = data.draw(st.integers(0, 99)), data.draw(st.integers(1, 4))
+    rng = np.random.default_rng(seed)
+    log = draw_log(40, {"y": "label", **dict(zip(names, kinds, strict=True))}, rng, empty_lists=True)
+    with tempfile.TemporaryDirectory() as path:
+        raw = write_parquet(Path(path) / "log", log)
+        schema = schema_text(log, format="parquet", tables=table_of)
+        stages = {"rank": RankConfig(min_count=min_count), "count": CountConfig(eval_fraction=0.25)}
+        preprocess([raw], config_of(schema, **stages), Path(path) / "out", until="rank")
+        found = Manifest.read(Path(path) / "out/vocabulary")
+        columns = naive_columns(log)
+        lookups: dict[str, list[Any]] = {table_of[name]: [] for name in names}
+        for name, kind in zip(names, kinds, strict=True):
+            values = columns[name][:30]
+            lookups[table_of[name]] += [x for bag in values for x in bag] if kind != own else values
+        assert [table["name"] for table in found.totals["tables"]] == [*lookups]
+        assert rows_of(found) == [naive_table(of_table, min_count) for of_table in lookups.values()]
 
 
 def test_statistics_are_those_of_one_list_with_all_lookups(

@@ -10,10 +10,20 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.totals import PlannedTable, VocabularyTable
-from hotset.pipeline.formats.ids import ColdWidth, FoundIds, PartIds, distinct_cold_rows
+from hotset.pipeline.formats.ids import (
+    ONE_EACH,
+    ColdWidth,
+    FoundIds,
+    PartIds,
+    TableLookups,
+    distinct_cold_rows,
+    join_lookups,
+)
 
 NUM_ROWS = (6, 9, 5, 7)
 NUM_HOT = (3, 5, 2, 4)
@@ -183,3 +193,27 @@ def test_rows_come_in_the_order_of_table_and_id(
         wanted = naive_rows(ids, num_samples, width_of(tables))
         assert dict(zip(rows.tolist(), lookups.tolist(), strict=True)) == wanted
         assert rows.tolist() == sorted(wanted)
+
+
+@given(
+    samples=st.lists(st.tuples(*(st.lists(st.integers(0, 9), max_size=3) for _ in range(3))), max_size=6),
+    one_each=st.sets(st.integers(0, 2)),
+)
+def test_lookups_of_features_are_joined_sample_by_sample(
+    samples: list[tuple[list[int], ...]], one_each: set[int]
+) -> None:
+    of_features = [
+        [[7] if feature in one_each else sample[feature] for sample in samples] for feature in range(3)
+    ]
+    lookups = []
+    for feature, bags in enumerate(of_features):
+        offsets = np.cumsum([0, *map(len, bags)]).astype(np.int32)
+        ids = np.array([row for bag in bags for row in bag], np.int32)
+        lookups.append(TableLookups(ids, ONE_EACH if feature in one_each else offsets))
+    joined = join_lookups(lookups)
+    assert joined.num_samples == len(samples)
+    for number, of_sample in enumerate(zip(*of_features, strict=True)):
+        first, stop = joined.all_offsets[number : number + 2]
+        assert joined.ids[first:stop].tolist() == [row for bag in of_sample for row in bag]
+    # The lookups of one feature are as they were, without a copy.
+    assert join_lookups(lookups[:1]) is lookups[0]
