@@ -316,7 +316,8 @@ def _read_ticks(values: Any, ticks: int) -> tuple[NDArray[np.int64], NDArray[np.
         if pa.types.is_decimal(values.type):
             import pyarrow.compute as pc
 
-            whole = pc.floor(values)
+            # The whole number may need a digit more than the type has.
+            whole = pc.floor(values.cast(pa.decimal256(76, values.type.scale)))
         found, states = _read_numbers(whole, "integer")
         odd = np.zeros(0, np.intp)
         numbers, are_numbers = np.zeros(0), np.zeros(0, np.uint8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.schema.schema import FeatureSettings
+from hotset.pipeline.schema.schema import FeatureSettings, Schema
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
@@ -29,6 +31,8 @@ from hotset.train.evaluate import Predictor, load_model
 from hotset.train.run import RunOptions, train
 from hotset.train.run_config import read_config
 from hotset.train.run_folder.reader import read_weights
+from hotset.train.serving.export import features_of
+from hotset.train.serving.serving_inputs import FEATURES, ServingInputs
 
 NUM_EVALUATION = 90
 _BATCH_SIZE = 16
@@ -134,3 +138,10 @@ def _trained(scored: ScoredRun, **settings: Any) -> ScoredRun:
     config = replace(TrainConfig(placement="hybrid", threads=1), **settings)
     train(scored.data, config, scored.run, RunOptions(model_source=source))
     return scored
+
+
+def serving_inputs_of(schema: Schema) -> ServingInputs:
+    """Return what an exported folder of a run with this schema reads values with."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / FEATURES).write_text(json.dumps(features_of(schema)))
+        return ServingInputs(folder)

@@ -480,10 +480,10 @@ def graph_of(
 def features_of(schema: Schema) -> dict[str, Any]:
     """Describe the features for `FEATURES`: names, columns, kinds of categories."""
     # A feature may have another name than its column in the log.
-    columns = dict(schema.renamed)
-    lists = dict(schema.lists)
-    units = dict(schema.time_units)
-    formats = dict(schema.time_formats)
+    columns = schema.column_of
+    lists, units, formats = dict(schema.lists), dict(schema.time_units), dict(schema.time_formats)
+    dense_kinds = dict.fromkeys(schema.dense, "integer")
+    dense_kinds |= {name: "float32" if name in schema.untransformed else "float" for name in schema.floats}
 
     def keys_of_time(name: str, kind: str) -> dict[str, str]:
         zone = schema.zone if kind in TIME_KINDS else ""
@@ -491,13 +491,16 @@ def features_of(schema: Schema) -> dict[str, Any]:
         return {key: value for key, value in keys.items() if value}
 
     return {
-        "dense": [{"name": name, "column": columns.get(name, name)} for name in schema.dense],
+        "missing": list(schema.missing),
+        "dense": [
+            {"name": name, "column": columns[name], "kind": dense_kinds[name]} for name in schema.dense
+        ],
         "sparse": [
-            {"name": name, "column": columns.get(name, name), "kind": kind, "is_list": name in lists}
+            {"name": name, "column": columns[name], "kind": kind, "is_list": name in lists}
             | keys_of_time(name, kind)
             for name, kind in schema.kind_of.items()
         ],
-    } | ({"missing": list(schema.missing)} if schema.missing else {})
+    }
 
 
 def _program_of(graph: ServingGraph, described: ExportedModel) -> torch.export.ExportedProgram:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -34,18 +35,17 @@ class ServingInputs:
     def __init__(self, folder: str | Path | None = None) -> None:
         folder = Path(__file__).parent if folder is None else Path(folder)
         features = json.loads((folder / FEATURES).read_text(encoding="utf-8"))
+        self.missing: list[str] = features["missing"]
         self.dense: list[dict[str, Any]] = features["dense"]
         self.one_hot = [each for each in features["sparse"] if not each["is_list"]]
         self.multi_hot = [each for each in features["sparse"] if each["is_list"]]
-        self.missing = frozenset(features.get("missing", ()))
 
     def for_onnx(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Return the inputs by name.
 
         Args:
-            columns: values by column, named as in the log; every column as long as the others. None, "",
-                NaN and the schema's words for it are missing; a list-valued feature has a list in each row,
-                None where it is missing.
+            columns: values by column, named as in the log; every column as long as the others. None, "" and
+                NaN are missing; a list-valued feature has a list in each row, None where it is missing.
 
         Raises:
             KeyError: a column is not there.
@@ -61,8 +61,7 @@ class ServingInputs:
         dense = np.full((num_samples, len(self.dense)), np.nan)
         for position, feature in enumerate(self.dense):
             for row, value in enumerate(columns[feature["column"]]):
-                if not _is_missing(value) and str(value) not in self.missing:
-                    dense[row, position] = float(value)
+                dense[row, position] = dense_of(feature["kind"], value, self.missing)
         # Features with one value: a category, and whether it is missing, as 0 is a category too.
         categories = np.zeros((num_samples, len(self.one_hot)), np.int64)
         is_missing = np.zeros((num_samples, len(self.one_hot)), np.bool_)
@@ -77,15 +76,13 @@ class ServingInputs:
         return inputs
 
     def _category_of(self, feature: Mapping[str, Any], value: Any) -> int | None:
-        if str(value) in self.missing:
-            return None
         ways = (feature.get("unit"), feature.get("format"), feature.get("zone"))
-        return category_of(feature["kind"], value, *ways)
+        return category_of(feature["kind"], value, *ways, self.missing)
 
     def _bag_inputs(self, feature: Mapping[str, Any], bags: Sequence[Any]) -> dict[str, Any]:
         # A missing list has one missing element.
         found = [
-            [None] if _is_missing(bag) else [self._category_of(feature, value) for value in bag]
+            [None] if _is_missing(bag) else [self._element_of(feature, value) for value in _elements(bag)]
             for bag in bags
         ]
         # Bags are padded to the longest, and to one place at least.
@@ -98,6 +95,11 @@ class ServingInputs:
         name = bag_name(feature["name"])
         lengths = np.array(list(map(len, found)), np.int64)
         return {name: categories, f"{name}.{IS_MISSING}": is_missing, f"{name}.{LENGTH}": lengths}
+
+    def _element_of(self, feature: Mapping[str, Any], value: Any) -> int | None:
+        if isinstance(value, bool | np.bool_):
+            raise _no(feature["kind"], value)
+        return self._category_of(feature, value)
 
     def _names(self) -> list[str]:
         """Return the columns that are read."""
@@ -120,70 +122,294 @@ class ServingInputs:
 
 
 def category_of(
-    kind: str, value: Any, unit: str | None = None, format: str | None = None, zone: str | None = None
+    kind: str,
+    value: Any,
+    unit: str | None = None,
+    format: str | None = None,
+    zone: str | None = None,
+    missing: Collection[str] = (),
 ) -> int | None:
-    """Return a value as a signed 64-bit category; None where missing.
+    """Return a value as a signed 64-bit category; None where missing. The category that `predict` reads.
 
     Args:
         kind: ``integer``, ``unsigned``, ``hex8``, ``text``, ``hour`` or ``weekday``.
-        value: as it is in the log.
+        value: as it is in the log: a text, its bytes, a number, or a time.
         unit: of a time that is a number since 1970.
-        format: how a time is written, as `datetime.strptime` takes it.
-        zone: time zone of hours and weekdays, such as Asia/Shanghai; UTC without it.
+        format: of a time, in codes of strptime.
+        zone: of hours and weekdays; by default UTC.
+        missing: texts that stand for a missing value.
 
     Raises:
         ValueError: it is not of the kind.
     """
-    if _is_missing(value):
+    value = _plain(value)
+    if isinstance(value, _NUMBERS) and kind not in _LIMITS and unit is None:
+        # Of numbers, only days such as 20240131 are no numbers.
+        if kind in ("text", "hex8") or format is None or type(value) is not int:
+            raise _no(kind, value)
+    if value is None or _is_word(value, missing):
         return None
     # Times become an hour, or a weekday from Monday, 1, to Sunday, 7.
     if kind in ("hour", "weekday"):
-        time = _time_of(value, unit, format).astimezone(ZoneInfo(zone) if zone else UTC)
-        return time.hour if kind == "hour" else time.isoweekday()
+        seconds = _seconds_of(value, unit, format)
+        seconds += _offset(seconds, zone) if zone else 0
+        return seconds % 86_400 // 3600 if kind == "hour" else (seconds // 86_400 + 3) % 7 + 1
     # Text is hashed as `preprocess` hashes it; numbers are their own category.
-    if kind == "text":
-        category = xxhash.xxh3_64_intdigest(str(value).encode())
-    elif kind == "hex8" and isinstance(value, str):
+    if kind == "text" and isinstance(value, bytes):
+        category = xxhash.xxh3_64_intdigest(value)
+    elif kind == "hex8" and isinstance(value, bytes) and re.fullmatch(rb"[0-9a-fA-F]{8}", value):
         category = int(value, 16)
+    elif kind in _LIMITS:
+        category = _whole(value, *_LIMITS[kind], _INTEGER)
     else:
-        category = int(value)
-        if category != value and not isinstance(value, str):
-            raise ValueError(f"{value!r} is no integer")
+        raise _no(kind, value)
     # Two's complement: integers from 2**63 on are compared as negative ones.
     return (category + 2**63) % 2**64 - 2**63
 
 
-def _is_missing(value: Any) -> bool:
-    """Return whether a value is None, an empty text, or NaN.
+def dense_of(kind: str, value: Any, missing: Collection[str] = ()) -> float:
+    """Return a dense value as `predict` reads it; NaN where missing.
 
-    pandas has NaN in place of either.
+    Args:
+        kind: ``integer`` or ``float``, or ``float32`` for a float that is not transformed.
+        value: a number, a text or its bytes.
+        missing: texts that stand for a missing value.
+
+    Raises:
+        ValueError: it is not of the kind, or infinite.
     """
-    return value is None or (isinstance(value, str | float) and (value == "" or value != value))
+    value = _plain(value)
+    if value is None or _is_word(value, missing):
+        return math.nan
+    if kind == "integer":
+        return _whole(value, -(2**31), 2**31 - 1, _DENSE_INTEGER)
+    is_number = isinstance(value, _NUMBERS) or (isinstance(value, bytes) and _DECIMAL.fullmatch(value))
+    try:
+        found = float(value) if is_number else math.inf
+    except OverflowError:
+        found = math.inf
+    if math.isinf(found) or (kind == "float32" and abs(found) >= _ABOVE_FLOAT32):
+        raise _no(kind, value)
+    return found
 
 
-def _utc_mark(found: re.Match[str]) -> str:
-    return "Z" if found[1] else ""
+_NUMBERS = (int, float, Decimal)
+_LIMITS = {"integer": (-(2**63), 2**63 - 1), "unsigned": (0, 2**64 - 1)}
+_ABOVE_FLOAT32 = float.fromhex("0x1.ffffffp127")
+"""Numbers from here on are rounded to an infinite float32."""
+# A category has no digit after a leading 0, because 7 and 007 would be one; a dense value may have.
+_INTEGER = re.compile(rb"-?(?!0[0-9])[0-9]+(\.0*)?")
+_DENSE_INTEGER = re.compile(rb"-?[0-9]+(\.0*)?")
+_DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def _time_of(value: Any, unit: str | None, format: str | None) -> datetime:
-    """Return a time; those without a zone are in UTC."""
-    if unit is not None:
-        ticks = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[unit]
-        try:
-            seconds = math.floor(Decimal(str(value)) / ticks)
-        except ArithmeticError:
-            raise ValueError(f"{value!r} is no number") from None
-        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
-    if format is not None:
-        time = datetime.strptime(str(value), format)
+def _no(kind: str, value: Any) -> ValueError:
+    shown = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return ValueError(f"{shown!r} is no value of the kind {kind}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as bytes, a number of Python or a time; None where it is missing."""
+    if isinstance(value, np.datetime64):
+        return None if np.isnat(value) else value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, str | UUID):
+        value = str(value).encode()
+    is_missing = value == b"" or (isinstance(value, _NUMBERS) and value != value)
+    return None if is_missing else value
+
+
+def _is_word(value: Any, missing: Collection[str]) -> bool:
+    """Return whether a value is one of the words for a missing one, or the number that one is."""
+    if isinstance(value, bytes):
+        return any(value == word.encode() for word in missing)
+    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
+    return is_number and any(_is_number(word, value) for word in missing)
+
+
+def _is_number(word: str, value: Any) -> bool:
+    """Return whether a text is a number."""
+    return bool(_DECIMAL.fullmatch(word.encode())) and Decimal(word) == Decimal(value)
+
+
+def _whole(value: Any, least: int, most: int, form: re.Pattern[bytes]) -> int:
+    """Return a whole number; raise ValueError for anything else."""
+    if isinstance(value, bytes) and form.fullmatch(value):
+        found = int(value.partition(b".")[0])
+    elif isinstance(value, float) and abs(value) > 2**53:
+        raise _no("integer", value)  # floats beyond are not exact
+    elif isinstance(value, _NUMBERS) and math.isfinite(value) and value == int(value):
+        found = int(value)
     else:
-        # What `preprocess` reads besides ISO 8601: slashes, parts of one digit, UTC by its name.
-        text = re.sub(r" ?(Z|UTC|GMT)?(\[.*\])?$", _utc_mark, str(value), flags=re.I)
-        text = re.sub(r"(?<![\d.,])\d(?!\d)", r"0\g<0>", text.replace("/", "-"))
-        time = datetime.fromisoformat(re.sub(r" (?=[+-])", "", text))
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+        raise _no("integer", value)
+    if not least <= found <= most:
+        raise _no("integer", value)
+    return found
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_ZONES = (b"utc", b"gmt", b"z")
+_DATE = re.compile(rb"([0-9]{4})([-/])([0-9]{1,2})\2([0-9]{1,2})")
+_CLOCK = re.compile(rb"[ tT]([0-9]{1,2}):([0-9]{1,2})(?::([0-9]{1,2})(?:[.,][0-9]+)?)?")
+_OFFSET = re.compile(rb"([+-])([0-9]{2})(:?)([0-9]{0,2})")
+_MONTHS = b"january february march april may june july august september october november december".split()
+_DAYS = b"monday tuesday wednesday thursday friday saturday sunday".split()
+_WORDS = {"b": _MONTHS, "B": _MONTHS, "a": _DAYS, "A": _DAYS, "p": [b"am", b"pm"]}
+_DIGITS = {"Y": (4, 4), "y": (2, 2), "f": (1, 9)}
+"""Fewest and most digits of codes of a format; of the others 1 and 2."""
+_MOST = {"H": 23, "I": 12, "m": 12, "d": 31, "M": 59, "S": 59}
+
+
+def _seconds_of(value: Any, unit: str | None, format: str | None) -> int:
+    """Return the seconds since 1970 of a time, rounded down; without a zone it is in UTC."""
+    if isinstance(value, np.datetime64):
+        return int(value.astype("datetime64[s]").astype(np.int64))
+    if isinstance(value, date):
+        time = value if isinstance(value, datetime) else datetime(value.year, value.month, value.day)
+        since: timedelta = (time.replace(tzinfo=UTC) if time.tzinfo is None else time) - _EPOCH
+        return int(since // timedelta(seconds=1))
+    if unit is not None:
+        return _ticks_of(value) // _TICKS[unit]
+    if isinstance(value, int) and not isinstance(value, bool) and format is not None:
+        value = str(value).encode()
+    if not isinstance(value, bytes):
+        raise _no("time", value)
+    try:
+        return _read_time(value) if format is None else _read_formatted(value, format)
+    except ValueError:
+        raise _no("time", value) from None
+
+
+def _ticks_of(value: Any) -> int:
+    """Return a number of 64 bits, rounded down."""
+    if isinstance(value, bytes) and _DECIMAL.fullmatch(value):
+        # Digits are exact, and numbers with an exponent are read as floats are.
+        value = Decimal(value.decode()) if re.fullmatch(rb"-?[0-9]+(\.[0-9]*)?", value) else float(value)
+    if isinstance(value, bool | bytes) or not isinstance(value, _NUMBERS) or not math.isfinite(value):
+        raise _no("time", value)
+    found = math.floor(value)
+    if not -(2**63) <= found < 2**63:
+        raise _no("time", value)
+    return found
+
+
+def _days_of(year: int, month: int, day: int) -> int:
+    return date(year, month, day).toordinal() - _EPOCH.toordinal()
+
+
+def _read_offset(text: bytes, position: int) -> tuple[int, int]:
+    """Return the seconds east of UTC, and the position after them; raise ValueError where there are none."""
+    for word in _ZONES:
+        if text[position : position + len(word)].lower() == word:
+            return 0, position + len(word)
+    found = _OFFSET.match(text, position)
+    if found is None or int(found[2]) > 23 or int(found[4] or 0) > 59:
+        raise ValueError
+    if (found[3] or found[4]) and len(found[4]) != 2:
+        raise ValueError
+    east = int(found[2]) * 3600 + int(found[4] or 0) * 60
+    return (-east if found[1] == b"-" else east), found.end()
+
+
+def _read_time(text: bytes) -> int:
+    """Return the seconds since 1970 of ``YYYY-M-D``, perhaps with a clock time and an offset."""
+    found = _DATE.match(text)
+    if found is None:
+        raise ValueError
+    seconds = _days_of(int(found[1]), int(found[3]), int(found[4])) * 86_400
+    position = found.end()
+    if position == len(text):
+        return seconds
+    found = _CLOCK.match(text, position)
+    if found is None or int(found[1]) > 23 or int(found[2]) > 59 or int(found[3] or 0) > 59:
+        raise ValueError
+    seconds += int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3] or 0)
+    position = found.end()
+    if text[position : position + 1] == b" " and position + 1 < len(text):
+        position += 1
+    # An offset, and perhaps the name of its zone in brackets; such a name alone is that of UTC.
+    rest, east = text[position:], None
+    if rest and not rest.startswith(b"["):
+        east, position = _read_offset(text, position)
+        rest = text[position:]
+    is_named = rest.startswith(b"[") and rest.endswith(b"]")
+    if rest and not (is_named and (east is not None or rest[1:-1].lower() in _ZONES)):
+        raise ValueError
+    return seconds - (east or 0)
+
+
+def _read_formatted(text: bytes, format: str) -> int:
+    """Return the seconds since 1970 of a time in a format; each code takes as much as it may have."""
+    parts = {"Y": 1970, "m": 1, "d": 1, "H": 0, "M": 0, "S": 0, "z": 0, "I": 0, "p": -1}
+    position = 0
+    for step in re.findall(r"%.|.", format, re.DOTALL):
+        code = step[1] if len(step) == 2 and step != "%%" else ""
+        if code in ("z", "Z"):
+            value, position = _read_offset(text, position)
+            if code == "Z" and value:
+                raise ValueError
+            parts["z"] = value if code == "z" else parts["z"]
+        elif code:
+            value, position = _read_part(text, position, code)
+            # The year and the month have two ways to be written.
+            parts[{"y": "Y", "b": "m", "B": "m"}.get(code, code)] = value
+        else:
+            # A blank stands for any number of them, as it does in Python.
+            mark = re.escape(step[-1].encode()) + (b"+" if step == " " else b"")
+            found = re.compile(mark).match(text, position)
+            if found is None:
+                raise ValueError
+            position = found.end()
+    if position != len(text):
+        raise ValueError
+    hour = parts["I"] % 12 + 12 * (parts["p"] == 1) if parts["I"] else parts["H"]
+    days = _days_of(parts["Y"], parts["m"], parts["d"])
+    return days * 86_400 + hour * 3600 + parts["M"] * 60 + parts["S"] - parts["z"]
+
+
+def _read_part(text: bytes, position: int, code: str) -> tuple[int, int]:
+    """Return the value of a code of a format, and the position after it."""
+    if code in _WORDS:
+        for number, word in enumerate(_WORDS[code]):
+            # A month or day is written out, or as its first three letters.
+            for length in (len(word), 3):
+                if length <= len(word) and text[position : position + length].lower() == word[:length]:
+                    return number + (code in "bB"), position + length
+        raise ValueError
+    least, most = _DIGITS.get(code, (1, 2))
+    found = re.compile(rb"[0-9]{%d,%d}" % (least, most)).match(text, position)
+    if found is None:
+        raise ValueError
+    value = int(found[0])
+    if code == "y":
+        value += 1900 if value > 68 else 2000
+    if value > _MOST.get(code, value) or (code == "I" and value == 0):
+        raise ValueError
+    return value, found.end()
+
+
+def _offset(seconds: int, zone: str) -> int:
+    """Return how many seconds the clocks of a zone are ahead of UTC, that of a near year for far ones."""
+    moment = min(max(seconds, -62_100_000_000), 253_300_000_000)
+    ahead = datetime.fromtimestamp(moment, ZoneInfo(zone)).utcoffset()
+    return 0 if ahead is None else ahead // timedelta(seconds=1)
 
 
 def bag_name(feature: str) -> str:
     """Return a unique input name for a list-valued feature."""
     return f"bag.{feature}"
+
+
+def _is_missing(bag: Any) -> bool:
+    return not isinstance(bag, Sequence | np.ndarray) and _plain(bag) is None
+
+
+def _elements(bag: Any) -> Any:
+    """Return the elements of a list; raise ValueError where there is something else."""
+    if isinstance(bag, str | bytes) or not hasattr(bag, "__iter__"):
+        raise ValueError(f"a feature with lists takes a list in each row, and not {bag!r}")
+    return bag

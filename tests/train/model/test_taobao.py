@@ -16,10 +16,10 @@ import torch
 import hotset
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.schema.schema_file import schema_named
-from hotset.tests.support.scored_runs import ScoredRun
+from hotset.tests.support.scored_runs import ScoredRun, serving_inputs_of
 from hotset.train.config import ExportConfig
 from hotset.train.run_config import read_config
-from hotset.train.serving.export import build_graph, export_run, features_of
+from hotset.train.serving.export import build_graph, export_run
 from hotset.train.serving.predict import RunPredictor
 from hotset.train.serving.run_tables import RunTables
 from hotset.train.serving.serving_inputs import ServingInputs
@@ -81,11 +81,7 @@ def test_a_finished_run_is_whole_and_its_module_can_be_loaded(scored: ScoredRun)
 def test_the_exported_graph_gives_the_logits(scored: ScoredRun, tmp_path: Path) -> None:
     found = RunTables.open(scored.run)
     graph = build_graph(found, ExportConfig())
-    inputs = ServingInputs.__new__(ServingInputs)
-    features = features_of(found.schema)
-    inputs.dense = features["dense"]
-    inputs.one_hot = [each for each in features["sparse"] if not each["is_list"]]
-    inputs.multi_hot = [each for each in features["sparse"] if each["is_list"]]
+    inputs = serving_inputs_of(found.schema)
     columns = Columns.of(scored.log).values
     _, logit = graph(*inputs.for_torch(columns))
     np.testing.assert_allclose(logit.numpy(), scored.evaluated(), rtol=1e-5, atol=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,17 +23,16 @@ from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.logs.other_logs import Log, schema_text, write_csv
-from hotset.tests.support.scored_runs import ScoredRun
+from hotset.tests.support.scored_runs import ScoredRun, serving_inputs_of
 from hotset.train.config import ExportConfig, TrainConfig
 from hotset.train.data.shards import Part, Shards
 from hotset.train.evaluate import Predictor, load_model
 from hotset.train.run import train
 from hotset.train.run_config import read_config
 from hotset.train.run_folder.reader import read_weights
-from hotset.train.serving.export import build_graph, features_of
+from hotset.train.serving.export import build_graph
 from hotset.train.serving.predict import RunPredictor
 from hotset.train.serving.run_tables import RunTables
-from hotset.train.serving.serving_inputs import ServingInputs
 
 KINDS = {
     "y": "label",
@@ -117,8 +115,7 @@ def assert_all_agree(run: Path, data: Path, log: Log, folder: Path) -> None:
     wanted = scored.evaluated()
     np.testing.assert_array_equal(found, wanted)
     tables = RunTables.open(run)
-    (folder / "features.json").write_text(json.dumps(features_of(tables.schema)))
-    inputs = ServingInputs(folder)
+    inputs = serving_inputs_of(tables.schema)
     columns = {name: [row[number] for row in log.rows] for number, name in enumerate(log.kinds)}
     _, logit = build_graph(tables, ExportConfig())(*inputs.for_torch(columns))
     np.testing.assert_allclose(logit.numpy(), wanted, rtol=1e-5, atol=1e-5)
