@@ -16,12 +16,13 @@ from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train import loop, run_log
+from hotset.train.build import build_trainer
 from hotset.train.checkpoints import best_weights
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.placements.placements import num_planned_steps
-from hotset.train.ranks.ranks import Ranks, first_says
+from hotset.train.ranks.ranks import OneRank, Ranks, first_says
 from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import RunFolder
@@ -359,3 +360,17 @@ def test_rates_lowered_on_a_plateau_are_those_of_a_resumed_run(data: Path, tmp_p
 def test_plateau_needs_a_validation_part_and_not_the_rows_before_the_end() -> None:
     recipe = RecipeOptions(lr_schedule="plateau")
     assert recipe.needs_validation == "--lr-schedule plateau" and recipe.may_stop is None
+
+
+def test_files_that_a_checkpoint_names_are_kept(data: Path, tmp_path: Path) -> None:
+    trainer = build_trainer(Shards.open(data), TrainConfig(**FIELDS))
+    best = best_weights.BestWeights(tmp_path, 1, OneRank())
+    kept = []
+    # A checkpoint names the best weights of its moment, and better ones come after each.
+    for trainer.step in (5, 7, 9, 11):
+        best.save(trainer)
+        kept.append({int(path.stem.rpartition("-")[2]) for path in tmp_path.iterdir()})
+        best.state()
+    # One checkpoint is kept, and one is being written.
+    assert kept == [{5}, {5, 7}, {5, 7, 9}, {7, 9, 11}]
+    trainer.embeddings.transfers.close()
