@@ -323,7 +323,7 @@ def results(step: DenseStep, model: DenseModel, num_samples: int, number: int = 
     batch, embeddings = drawn(num_samples)
     loss = step.train(batch, embeddings, number)
     grads = [tensor.grad for tensor in (*model.parameters(), *embeddings)]
-    assert all(grad is not None for grad in grads)
+    assert all(grad is not None and grad.any() for grad in grads)
     return [loss, *(grad.clone() for grad in grads if grad is not None), step.predict(batch, embeddings)]
 
 
@@ -415,6 +415,18 @@ def test_what_a_model_does_not_use_has_no_gradient() -> None:
         step.train(batch, [*rows, unused])
         assert unused.grad is not None and not unused.grad.any()
         assert model.unused.grad is None or not model.unused.grad.any()
+
+
+def test_micro_batches_have_the_gradients_of_the_batch() -> None:
+    model = HalfUsed()
+    found = []
+    for number in (1, 4):
+        batch, rows = drawn(20)
+        GraphStep(model, MicroBatches(20, number)).train(batch, [*rows, torch.randn(20, 1, 2)])
+        (rows_BFD,) = rows
+        assert rows_BFD.grad is not None and model.used.grad is not None and rows_BFD.grad.any()
+        found.append([rows_BFD.grad, model.used.grad.clone()])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_gradients_of_an_earlier_step_are_not_added() -> None:
