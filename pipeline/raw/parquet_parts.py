@@ -188,21 +188,22 @@ class ParquetParts:
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each part; those that are finished are not read again."""
         with open_parquet(self._file) as parquet:
-            numbered = self._texts_by_number(parquet.schema_arrow, parquet.metadata)
-            opening = _Opening(numbered, parquet.metadata)
-        with opening.open(self._file) as parquet:
-            for run in self._runs(parquet.metadata):
-                names = self._finished_names(run.first_row, run.first_row + run.num_rows, finished)
-                if names:
-                    yield from (_FinishedPart(name) for name in names)
-                elif run.num_rows <= run.rows_of_part and self._names:
-                    yield self._checked(_GroupsPart(self._name(run.first_row), self, run, opening), finished)
-                else:
-                    row = run.first_row
-                    for batch in self._cut(self._batches(parquet, run)):
-                        num_bytes = self.raw_bytes(row, batch.num_rows, parquet.metadata.num_rows)
-                        yield self._checked(BatchPart(self._name(row), self, batch, num_bytes), finished)
-                        row += batch.num_rows
+            footer = parquet.metadata
+            opening = _Opening(self._texts_by_number(parquet.schema_arrow, footer), footer)
+        for run in self._runs(footer):
+            names = self._finished_names(run.first_row, run.first_row + run.num_rows, finished)
+            if names:
+                yield from (_FinishedPart(name) for name in names)
+                continue
+            row = run.first_row
+            if run.num_rows <= run.rows_of_part and self._names:
+                num_bytes = self._raw_bytes(row, run.num_rows, footer)
+                yield self._checked(_GroupsPart(self._name(row), self, run, opening, num_bytes), finished)
+                continue
+            for batch in self._cut(self._batches(run, opening)):
+                num_bytes = self._raw_bytes(row, batch.num_rows, footer)
+                yield self._checked(BatchPart(self._name(row), self, batch, num_bytes), finished)
+                row += batch.num_rows
 
     def _runs(self, footer: Any) -> list[_Run]:
         """Return the row groups by those that are read together."""
@@ -237,10 +238,11 @@ class ParquetParts:
             )
         return part
 
-    def raw_bytes(self, row: int, num_rows: int, num_rows_of_file: int) -> int:
+    def _raw_bytes(self, row: int, num_rows: int, footer: Any) -> int:
         """Return the bytes of rows: those of the file are shared out by rows, so that they add up to them."""
-        of_file = max(1, num_rows_of_file)
-        return self._file.num_bytes * (row + num_rows) // of_file - self._file.num_bytes * row // of_file
+        of_file = max(1, footer.num_rows)
+        stop = self._file.num_bytes * (row + num_rows) // of_file
+        return int(stop - self._file.num_bytes * row // of_file)
 
     def parse(self, batch: Any) -> Part:
         """Parse a batch, checked first: a damaged file may decode to offsets that point nowhere."""
@@ -250,11 +252,9 @@ class ParquetParts:
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
 
-    def decode(self, run: _Run, opening: _Opening) -> tuple[Any, int]:
-        """Return the rows of a run that is one part, and the bytes of the file that count as theirs."""
-        with opening.open(self._file) as parquet:
-            batches = list(self._batches(parquet, run))
-            num_bytes = self.raw_bytes(run.first_row, run.num_rows, parquet.metadata.num_rows)
+    def decode(self, run: _Run, opening: _Opening) -> Any:
+        """Return the rows of a run that is one part."""
+        batches = list(self._batches(run, opening))
         num_rows = sum(batch.num_rows for batch in batches)
         if num_rows != run.num_rows:
             raise damaged_parquet(self._file, OSError(f"{num_rows} rows, want {run.num_rows}"))
@@ -265,15 +265,15 @@ class ParquetParts:
             batch = pa.concat_batches(batches)
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
-        return batch, num_bytes
+        return batch
 
-    def _batches(self, parquet: Any, run: _Run) -> Iterator[Any]:
-        try:
-            yield from parquet.iter_batches(
-                run.rows_of_part, row_groups=list(run.groups), columns=list(self._names), use_threads=False
-            )
-        except DAMAGE as error:
-            raise damaged_parquet(self._file, error) from error
+    def _batches(self, run: _Run, opening: _Opening) -> Iterator[Any]:
+        ways = {"row_groups": list(run.groups), "columns": list(self._names), "use_threads": False}
+        with opening.open(self._file) as parquet:
+            try:
+                yield from parquet.iter_batches(run.rows_of_part, **ways)
+            except DAMAGE as error:
+                raise damaged_parquet(self._file, error) from error
 
     def _cut(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, those with much longer lists than others cut at ``block_bytes`` of values."""
@@ -379,13 +379,16 @@ class _GroupsPart:
     parts: ParquetParts
     run: _Run
     opening: _Opening
+    raw_bytes: int
 
     @property
     def num_rows(self) -> int:
         return self.run.num_rows
 
     def read(self) -> Part:
-        return BatchPart(self.name, self.parts, *self.parts.decode(self.run, self.opening)).read()
+        return BatchPart(
+            self.name, self.parts, self.parts.decode(self.run, self.opening), self.raw_bytes
+        ).read()
 
     def checksum(self) -> None:
         """Return nothing: the file is hashed whole."""

@@ -95,8 +95,9 @@ def checksum_of_log(
     total = 0 if file.compression else file.num_bytes
     unread = ((block,) for block in iterate_blocks(file, block_bytes, in_thread_buffer=True))
     digest = xxhash.xxh3_128()
+    workers = 1 if file.num_bytes <= block_bytes else resources.workers  # threads cost more than one block
     try:
-        for found in run_tasks(checksum_of_block, unread, workers=resources.workers):
+        for found in run_tasks(checksum_of_block, unread, workers=workers):
             blocks.append(found)
             digest.update(bytes.fromhex(found or ""))
             resources.progress("ingest", min(len(blocks) * block_bytes, file.num_bytes), total)
