@@ -57,9 +57,11 @@ def read_csv(
     return columns_in(ingest([folder / "log.csv"], config, folder / "csv"))
 
 
-def read_parquet(folder: Path, schema: str, columns: dict[str, Any]) -> dict[str, list[Any]]:
+def read_parquet(
+    folder: Path, schema: str, columns: dict[str, Any], *, store_schema: bool = True
+) -> dict[str, list[Any]]:
     """The columns that ingest makes of a Parquet log."""
-    pq.write_table(pa.table(columns), folder / "log.parquet")
+    pq.write_table(pa.table(columns), folder / "log.parquet", store_schema=store_schema)
     config = IngestConfig(schema=f'format = "parquet"\n{schema}')
     return columns_in(ingest([folder / "log.parquet"], config, folder / "parquet"))
 
@@ -137,10 +139,12 @@ def test_ids_of_parquet_are_read_in_every_type(tmp_path: Path, kind: str, values
     assert len(set(zip(found["user"], column("user"), strict=True))) == 40
 
 
-def test_a_uuid_is_the_text_that_csv_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store_schema", [True, False])
+def test_a_uuid_is_the_text_that_csv_has(tmp_path: Path, store_schema: bool) -> None:
+    """Also in files of other programs, which have no schema of Arrow."""
     schema = '[sparse]\nuser = "text"'
     columns = {"user": pa.array([IDS[user].bytes for user in column("user")], pa.uuid())}
-    found = read_parquet(tmp_path, schema, columns)
+    found = read_parquet(tmp_path, schema, columns, store_schema=store_schema)
     assert read_csv(tmp_path, schema, {"user": lambda row: IDS[row["user"]]}) == found
 
 
