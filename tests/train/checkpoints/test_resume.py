@@ -69,6 +69,14 @@ def test_the_first_signal_is_noted_and_the_second_obeyed() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_signals_are_obeyed_again_after_training() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with Interrupts().noted():
+        assert signal.getsignal(signal.SIGINT) is not before[0]
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
 def test_signals_are_left_alone_outside_the_main_thread() -> None:
     before = signal.getsignal(signal.SIGTERM)
     found = []
