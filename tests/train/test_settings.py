@@ -26,7 +26,7 @@ hotset.predict("run", "log.tsv", batch=3)  # wrong
 hotset.export("run", "out", row_type="int4")  # wrong
 hotset.nn.Embeddings("data", epochs=3)  # wrong
 """
-CHECKED = ("fit", "own_loop", "config", "recipe_options")
+CHECKED = ("fit", "own_loop", "config", "recipe_options", "threads")
 
 
 def test_settings_are_those_of_the_configs() -> None:
