@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.kernel import kernel
+from ..runtime.tasks import thread_buffer
 from ..schema.schema import Schema
 from .criteo_kernel import count_newlines
 
@@ -128,7 +129,7 @@ def split_records(
     Args:
         text: holds lines in ``[first_byte, num_bytes)``, the last byte being a newline.
         columns: per field of a record the row of ``starts`` it goes to, -1 where it is not wanted.
-        starts: (num_columns, most records) out; zero on entry, and left so where a record is too short.
+        starts: (num_columns, most records) out; 0 where a record is too short.
         stops: as ``starts``; one past a field's last byte.
         num_fields: (most records,) out; fields of the record.
         lines: (most records,) out; lines above the record, from ``first_byte`` on.
@@ -232,6 +233,10 @@ def split_records(
             if text[position] == _NEWLINE:
                 break
             position += dialect.separator.shape[0]
+        for lacking in range(field, columns.shape[0]):
+            if columns[lacking] >= 0:
+                starts[columns[lacking], row] = 0
+                stops[columns[lacking], row] = 0
         num_fields[row] = field
         position += 1
         line += 1
@@ -269,10 +274,13 @@ def find_records(
     columns: NDArray[np.int64],
     most: int | None = None,
 ) -> Records:
-    """Split ``text[first:num_bytes]``, at most ``most`` records of it; arguments as in `split_records`."""
+    """Split ``text[first:num_bytes]``, at most ``most`` records of it; arguments as in `split_records`.
+
+    Spans are valid until the thread splits other text.
+    """
     most = int(count_newlines(text[first:num_bytes])) if most is None else most
-    starts = np.zeros((int(columns.max(initial=-1)) + 1, most), np.int64)
-    stops = np.zeros_like(starts)
+    shape = (int(columns.max(initial=-1)) + 1, most)
+    starts, stops = (thread_buffer(name, shape, np.int64) for name in ("starts", "stops"))
     num_fields = np.empty(most, np.int64)
     lines = np.empty(most, np.int64)
     found, *end = split_records(text, first, num_bytes, dialect, columns, starts, stops, num_fields, lines)

@@ -337,7 +337,8 @@ def _array(column: _Column, values: Values, keep: NDArray[np.bool_] | None) -> A
     types |= {LABEL: np.uint8, SAMPLE_TIME: np.int64, WEIGHT: np.float32, "dense": np.int32}
     values = values if keep is None else values.rows(keep)
     is_missing = values.states == MISSING
-    typed = values.values.astype(types.get(column.kind, np.uint64))  # categories of any kind have one type
+    # Categories of any kind have one type.
+    typed = values.values.astype(types.get(column.kind, np.uint64), copy=False)
     array = pa.array(typed, mask=is_missing) if is_missing.any() else pa.array(typed)
     if values.offsets is None:
         return array

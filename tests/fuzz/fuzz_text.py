@@ -222,7 +222,7 @@ def check_fields(text: bytes, marks: Marks, memory: GuardedText) -> Counter[str]
     while text:
         wanted, broken = naive_records(text, marks)
         shape = (_NUM_COLUMNS, text.count(b"\n"))
-        (starts, after_starts), (stops, after_stops) = (guarded(shape, np.int64, 0) for _ in range(2))
+        (starts, after_starts), (stops, after_stops) = (guarded(shape, np.int64, 9) for _ in range(2))
         (fields, after_fields), (lines, after_lines) = (guarded(shape[1:], np.int64, 0) for _ in range(2))
         bytes_ = memory.put(text)
         columns = np.arange(_NUM_COLUMNS)

@@ -241,7 +241,8 @@ def test_a_wrong_quote_is_refused_with_the_line_where_it_opens(
     good = b'1,1,"a\n\n",1,1,,ffffffff|,.5\n\n'
     end = b"" if "before" in WRONG_QUOTES[line] else good * 100
     raw.write_bytes(HEADER + good * 100 + line + b"\n" + end)
-    setting = config('format = "csv"\n' + GOOD, on_bad_line=on_bad_line, block_bytes=ByteSize(block_bytes))
+    size = ByteSize(max(block_bytes, len(line) // 20))
+    setting = config('format = "csv"\n' + GOOD, on_bad_line=on_bad_line, block_bytes=size)
     with pytest.raises(InputError) as caught:
         ingest([raw], setting, tmp_path / "out", Resources(workers=2))
     # No sample is made of its pieces, and the hint names the keys that help.
