@@ -46,6 +46,10 @@ class DistinctTexts:
     """(num_texts,), an Arrow array of large_binary."""
 
 
+_HASHED_TOGETHER = 1024
+"""Texts that are objects of Python at a time."""
+
+
 def hash_text(
     text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint64], DistinctTexts]:
@@ -76,15 +80,16 @@ def hash_text(
     join_spans(text, starts, offsets, joined)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
     encoded = pa.Array.from_buffers(pa.large_binary(), starts.shape[0], buffers).dictionary_encode()
-    texts = encoded.dictionary.to_pylist()
-    hashes: NDArray[np.uint64] = np.fromiter(
-        (xxhash.xxh3_64_intdigest(each) for each in texts), np.uint64, len(texts)
-    )
+    del joined, buffers  # texts may be long: as few copies as can be are there at a time
+    texts = encoded.dictionary
+    pieces = (texts.slice(first, _HASHED_TOGETHER) for first in range(0, len(texts), _HASHED_TOGETHER))
+    found = (xxhash.xxh3_64_intdigest(each) for piece in pieces for each in piece.to_pylist())
+    hashes: NDArray[np.uint64] = np.fromiter(found, np.uint64, len(texts))
     indices: NDArray[np.int32] = encoded.indices.to_numpy()
     if numbers is not None:
         indices = indices[numbers]
     counts = np.bincount(indices, minlength=len(texts)).astype(np.int64)
-    return hashes[indices], DistinctTexts(hashes, counts, encoded.dictionary)
+    return hashes[indices], DistinctTexts(hashes, counts, texts)
 
 
 LIMITS = {

@@ -7,7 +7,7 @@ lines into the next block. So a record is read once, wherever blocks end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -277,6 +277,15 @@ class CsvParts:
         """Yield a part for each block of lines; one that is finished is read where it may end in quotes."""
         for number, (block, head) in enumerate(self._records.blocks()):
             yield TextPart(block_name(self._number, number), self, block, head)
+
+    def share_of(self, columns: Container[str]) -> float:
+        """Return the share of the bytes of the first block that some columns have."""
+        block, head = next(((unread.read(), head) for unread, head in self._records.blocks()), (None, 0))
+        if block is None or not block.num_bytes:
+            return 0.0
+        is_one = np.array([name in columns for name in self._fields], np.bool_)
+        found = self._records.split(block, head, np.where(is_one, np.cumsum(is_one) - 1, -1))
+        return int((found.stops - found.starts).sum()) / block.num_bytes
 
     def sample(self, step: int) -> Iterator[TextPart]:
         """Yield every ``step``-th part; a plain file is not read between them."""

@@ -41,7 +41,7 @@ from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
 from ..raw.log_files import identity_of, inspect_logs, names_of
 from ..raw.log_parts import COLUMNAR, as_read, open_parts
-from ..raw.part import QUOTE, Fault, RawParts, UnreadPart, iterate_blocks
+from ..raw.part import QUOTE, UTF_8, Fault, RawParts, UnreadPart, iterate_blocks
 from ..raw.raw_file import RawFile
 from ..raw.same_log import REMEDY, check_log, checksum_of_log, note_log
 from ..raw.times import shown_time
@@ -62,6 +62,8 @@ _CRITEO_VALUE_BYTES = 4.7
 """Bytes of a value of Criteo's format: 4, a bit for missing ones, and an eighth more, see `thread_buffer`."""
 _CSV_VALUE_BYTES = 36
 """Bytes of a field of CSV: where it begins and ends, its value, its state, and a copy for Arrow."""
+_TEXT_COPIES = 4
+"""Copies of the texts of a block of CSV, from which the distinct ones are found."""
 _PARQUET_VALUE_BYTES = 64
 """Bytes of a value of Parquet: the batches that wait to be parsed, what is made of one, and a page."""
 _STORED_VALUE_BYTES = 8
@@ -77,11 +79,30 @@ def part_bytes(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bo
     form = _form_of(file, schema)
     if form in COLUMNAR:
         return int(block_bytes / _STORED_VALUE_BYTES * _PARQUET_VALUE_BYTES)
-    text_bytes = _text_bytes(file, block_bytes)
+    text_bytes = _text_bytes(file, schema, block_bytes)
     num_values = text_bytes / _line_bytes(file) * num_columns
     value_bytes = _CRITEO_VALUE_BYTES if form == "criteo" else _CSV_VALUE_BYTES
-    num_blocks = 1 + _BLOCKS_IN_FLIGHT if file.compression else _TEXT_MARGIN
+    num_blocks = 1 + _BLOCKS_IN_FLIGHT if _is_streamed(file, schema) else _TEXT_MARGIN
+    if form == "csv":
+        num_blocks += _TEXT_COPIES * _share_of_texts(file, schema, has_label=has_label)
     return int(text_bytes * num_blocks + num_values * value_bytes)
+
+
+def _is_streamed(file: RawFile, schema: Schema) -> bool:
+    """Return whether a text is read in order by one thread."""
+    return file.compression is not None or schema.encoding != UTF_8
+
+
+def _share_of_texts(file: RawFile, schema: Schema, *, has_label: bool) -> float:
+    """Return the share of a text's bytes that columns of the kind text have, by the lines at its start."""
+    from ..raw.csv_parts import CsvParts
+
+    with suppress(InputError):  # a file that cannot be read is refused where it is parsed
+        parts = CsvParts(file, 0, schema, block_bytes=_START_BYTES, has_label=has_label)
+        return parts.share_of(
+            {schema.column_of[name] for name, kind in schema.kind_of.items() if kind == "text"}
+        )
+    return 1.0
 
 
 def samples_of_block(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool) -> int:
@@ -89,7 +110,7 @@ def samples_of_block(file: RawFile, schema: Schema, block_bytes: int, *, has_lab
     if _form_of(file, schema) in COLUMNAR:
         values_of_row = max(1, len(schema.columns(has_label=has_label)) - len(schema.lists))
         return max(1, block_bytes // (_STORED_VALUE_BYTES * values_of_row))
-    return int(_text_bytes(file, block_bytes) / _line_bytes(file) * _SAMPLES_MARGIN)
+    return int(_text_bytes(file, schema, block_bytes) / _line_bytes(file) * _SAMPLES_MARGIN)
 
 
 def _form_of(file: RawFile, schema: Schema) -> str:
@@ -102,9 +123,9 @@ def _form_of(file: RawFile, schema: Schema) -> str:
         return schema.format
 
 
-def _text_bytes(file: RawFile, block_bytes: int) -> int:
+def _text_bytes(file: RawFile, schema: Schema, block_bytes: int) -> int:
     """Return the bytes of text of the largest block; a small file is one block."""
-    return block_bytes if file.compression else min(block_bytes, file.num_bytes)
+    return block_bytes if _is_streamed(file, schema) else min(block_bytes, file.num_bytes)
 
 
 def _line_bytes(file: RawFile) -> float:
@@ -253,9 +274,9 @@ def ingest(
     tallies = [_Tally.of_before(before, number) for number in range(num_before)] if before else []
     new = list(enumerate(files))[num_before:]
     parts = {number: open_log(file, number, config) for number, file in new}
-    # The text of a compressed file has an unknown length, and then so has the whole: total 0.
+    # A text that is decompressed or decoded has an unknown length, and then so has the whole: total 0.
     ends = list(accumulate((file.num_bytes for file in files), initial=0))
-    total = ends[-1] if not any(file.compression for file in files) else 0
+    total = 0 if any(_is_streamed(file, schema_of(config.schema)) for file in files) else ends[-1]
     begun = {name.partition("-")[0] for name in output.finished}
     try:
         for number, file in new:
