@@ -1,140 +1,48 @@
-"""Infer from its first rows what a column of a log is: its kind, and whether it holds times.
-
-Of a time only the hour and the weekday are features, because a moment never recurs.
-"""
+"""Infer from sampled rows what a column of a log is: its kind, and whether it holds times or lists."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from .errors import ConfigError
-from .raw.column_values import Form, Values, is_list, is_text, plain, read_column
+from .infer_times import InferredTimes, infer_times, texts_of
+from .raw.column_values import Values, is_list, is_text, plain, read_column
 from .raw.text_fields import BAD, GOOD, MISSING
 from .raw.text_lists import ListForm, ListSpans, Spans
-from .raw.times import TICKS, is_temporal
-from .schema.schema import TIME_KINDS, check_name
-from .schema.schema_file import write_time_entry
-
-_MIN_TIMES = 100
-"""Distinct integers from which on they may be times, and rows from which on a constant is no accident."""
-_EARLIEST, _LATEST = 1_000_000_000, 2_000_000_000
-"""Seconds of the years 2001 and 2033, between which integers may be times."""
-_TELLING = re.compile(r"(^|[^a-z])(ts|time|date|datetime|timestamp|epoch|when)([^a-z]|$)|time$|stamp$")
-
-
-@dataclass(frozen=True, slots=True)
-class InferredTimes:
-    """The kinds that a column of times may become."""
-
-    features: tuple[tuple[str, str], ...]
-    """Name and kind of each feature: the hour, the weekday, or both; none where neither changes."""
-    unit: str | None
-    """Unit of times that are integers."""
-    is_certain: bool
-    """Whether the column is surely one of times; integers may as well be something else."""
-    note: str
-
-
-def infer_times(name: str, values: Any, names: Sequence[str]) -> InferredTimes | None:
-    """Return what a column of times may become; None where it holds none.
-
-    Args:
-        name: of the column.
-        values: of its first rows, as `plain` gives them.
-        names: of all columns, with which the features' names must not collide.
-    """
-    # Text and Arrow's types of time are explicit; integers are recognized by their size.
-    unit = None
-    if not are_times(values):
-        unit = _unit_of(values)
-        if unit is None:
-            return None
-
-    # A feature that never changes is left out, such as the hour of dates.
-    found = {kind: _values_of(values, kind, unit) for kind in TIME_KINDS}
-    num_times = found["hour"].shape[0]
-    changing = [
-        kind
-        for kind in TIME_KINDS
-        if np.unique(found[kind]).shape[0] > 1 or (num_times < _MIN_TIMES and found[kind].any())
-    ]
-    # Each feature is named after the column and its kind, unless that name is taken.
-    features = tuple((_free_name(f"{name}_{kind}", names), kind) for kind in changing)
-    try:
-        for feature, _ in features:
-            check_name(feature)
-    except ConfigError:  # the column's name is too long for a suffix
-        features = ()
-    # Integers are times for sure where they never go back or their name says so.
-    is_certain = unit is None or _is_ascending(values) or bool(_TELLING.search(name.lower()))
-    if not features:
-        return InferredTimes((), unit, is_certain, "times with the same hour and weekday in every row")
-    if is_certain:
-        return InferredTimes(features, unit, True, f"{' and '.join(changing)} of times, in UTC")
-    entry = write_time_entry(features, unit)
-    return InferredTimes(features, unit, False, f"if these are Unix times, write: {entry}")
-
-
-def are_times(values: Any) -> bool:
-    """Return whether every value is written as a time, or has a type of times."""
-    if not isinstance(values, Spans) and not is_temporal(values.type):
-        return False
-    states = read_column(values, "hour").states
-    return bool((states == GOOD).any() and not (states == BAD).any())
-
-
-def _values_of(values: Any, kind: str, unit: str | None) -> NDArray[Any]:
-    """Return the hours or weekdays of the times that are not missing."""
-    found = read_column(values, kind, Form(unit))
-    times: NDArray[Any] = found.values[found.states == GOOD]
-    return times
-
-
-def _unit_of(values: Any) -> str | None:
-    """Return the unit in which integers are recent times; None if none fits."""
-    if not isinstance(values, Spans) and not pa.types.is_integer(values.type):
-        return None
-    # Few distinct integers could be anything; many within our years are hardly chance.
-    found = read_column(values, "integer")
-    numbers = found.values[found.states == GOOD].view(np.int64)
-    if (found.states == BAD).any() or np.unique(numbers).shape[0] < _MIN_TIMES:
-        return None
-    for unit, ticks in TICKS.items():
-        if numbers.min() >= _EARLIEST * ticks and numbers.max() < _LATEST * ticks:
-            return unit
-    return None
-
-
-def _is_ascending(values: Any) -> bool:
-    """Return whether times never go back, as in a log; numbers of users do."""
-    found = read_column(values, "integer")
-    numbers = found.values[found.states == GOOD].view(np.int64)
-    return bool((np.diff(numbers) >= 0).all())
-
-
-def _free_name(name: str, names: Sequence[str]) -> str:
-    while name in names:
-        name += "_"
-    return name
-
+from .raw.times import is_temporal
+from .schema.schema import Schema, check_name
+from .schema.schema_file import write_schema
 
 MIN_ROWS_TO_JUDGE = 100
-"""Rows from which on a constant, or a value that never recurs, is no accident."""
-_LIST_SEPARATORS = "|;,"
+"""Rows from which on a constant is no accident."""
+_MIN_DIFFERENT = 500
+"""Rows from which on values that never recur are no accident."""
+_LIST_SEPARATORS = "|^\x01\x02\x03\x04\x05;, "
+_SURE_SEPARATORS = "|^\x01\x02\x03\x04\x05"
+"""Those that no prose has."""
 _LIST_SHARE = 1 / 3
 """Share of the fields with something in them that have a separator, from which on they look like lists."""
+_IN_BRACKETS = re.compile(r"\s*[\[({][^\[\](){}]*[\])}]\s*")
+_ELEMENT = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[^{}]+'
+_WEIGHTED = re.compile(r"(.+)(:|=)[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+_CODE = re.compile(r"\S*\d\S*")
+"""An element that is no word of prose."""
+_COMMAS = {
+    "decimals with a comma": re.compile(r"[+-]?\d+(,\d+)?"),
+    "numbers with commas between thousands": re.compile(r"[+-]?\d{1,3}(,\d{3})*(\.\d+)?"),
+}
+"""Numbers that look like lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferredColumn:
-    """A column as the first rows show it."""
+    """A column as the sampled rows show it."""
 
     name: str
     kind: str
@@ -146,7 +54,8 @@ class InferredColumn:
     """Description for people."""
     is_used: bool
     """Whether the column is proposed as a feature; the note says why not."""
-    is_list: bool = False
+    lists: ListForm | None = None
+    """How lists are written, of a column that holds any."""
     is_readable: bool = True
     """Whether the column could be used, if someone wants it all the same."""
     is_transformed: bool = True
@@ -154,13 +63,54 @@ class InferredColumn:
     times: InferredTimes | None = None
     """The features of a column of times, which are proposed in place of its values."""
 
+    @property
+    def is_list(self) -> bool:
+        """Whether its rows hold lists."""
+        return self.lists is not None
+
+    @property
+    def features(self) -> Sequence[tuple[str, str]]:
+        """Name and kind of each feature that the column may become."""
+        return self.times.features if self.times is not None else ((self.name, self.kind),)
+
+    @property
+    def line(self) -> str:
+        """The line of the column in a schema file."""
+        format = "csv" if self.lists is None or self.lists.separator else "parquet"
+        return write_schema(schema_of([self], format=format)).splitlines()[-1]
+
+
+def schema_of(columns: Sequence[InferredColumn], **keys: Any) -> Schema:
+    """Return the schema of the features that columns become; ``keys`` are its other fields."""
+    dense = [column.name for column in columns if column.kind == "float"]
+    sparse = [column for column in columns if column.kind != "float"]
+    features = [(column, name, kind) for column in sparse for name, kind in column.features]
+    lists = [(column.name, column.lists) for column in sparse if column.lists is not None]
+    times = [(name, column.times) for column, name, _ in features if column.times is not None]
+    return Schema(
+        dense=tuple(dense),
+        sparse=tuple(name for _, name, _ in features),
+        kinds=tuple(kind for *_, kind in features),
+        lists=tuple((name, each.separator) for name, each in lists),
+        brackets=tuple(name for name, each in lists if each.has_brackets),
+        weight_separators=tuple(
+            (name, each.weight_separator) for name, each in lists if each.weight_separator
+        ),
+        floats=tuple(dense),
+        untransformed=tuple(column.name for column in columns if not column.is_transformed),
+        renamed=tuple((name, column.name) for column, name, _ in features if name != column.name),
+        time_units=tuple((name, each.form.unit) for name, each in times if each.form.unit),
+        time_formats=tuple((name, each.form.format) for name, each in times if each.form.format),
+        **keys,
+    )
+
 
 def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> InferredColumn:
     """Infer what a column is from its values: Spans, or a Parquet column.
 
     Args:
         name: of the column.
-        values: of its first rows.
+        values: of the sampled rows.
         num_rows: how many these are.
         names: of all columns.
     """
@@ -169,7 +119,6 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
     if fault:
         return InferredColumn(name, "text", 0, 0, fault, False, is_readable=False)
     is_parquet = not isinstance(values, Spans)
-    # A text column cannot hold lists by itself: the schema declares them, and the note below proposes it.
     holds_lists = is_parquet and is_list(values.type)
     is_bool = is_parquet and pa.types.is_boolean(values.type)
     if is_parquet:
@@ -177,16 +126,51 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
     times = None if holds_lists else infer_times(name, values, names)
     if times is not None and times.is_certain:
         kind = times.features[0][1] if times.features else "text"
-        return InferredColumn(
-            name, kind, 0, 0, times.note, bool(times.features), is_readable=False, times=times
-        )
+        is_used = bool(times.features)
+        return InferredColumn(name, kind, 0, 0, times.note, is_used, is_readable=is_used, times=times)
     fitting = next(_fitting_kinds(values), None)
     if fitting is None:
         fault = "it holds neither text nor finite numbers"
         return InferredColumn(name, "text", 0, 0, fault, False, is_readable=False)
 
-    # Findings about the values.
+    # Text may be lists, for certain or perhaps.
     kind, found = fitting
+    column = _described(name, kind, found, ListForm("") if holds_lists else None, is_bool=is_bool)
+    hints = []
+    if times is not None:
+        other = replace(column, kind=times.features[0][1], lists=None, times=times)
+        hints.append(f"if these are times, write: {other.line}")
+    if isinstance(values, Spans) and kind == "text":
+        lists, is_certain, remark = infer_list(texts_of(values))
+        hints += [remark] if remark else []
+        if lists is not None:
+            kind, found = next(_fitting_kinds(ListSpans(values, lists)))
+            other = _described(name, kind, found, lists)
+            if is_certain or name.endswith("_seq"):  # the types in names of RecBole's files
+                column = other
+            else:
+                kind, found = fitting
+                hints.append(f"if these are lists, write: {other.line}")
+
+    # What teaches a model nothing, or cannot teach it in this form, is left out.
+    reason = _no_feature(kind, found, column, num_rows)
+    if reason:
+        return replace(column, note="; ".join([reason, *hints]), is_used=False)
+    # The rest is proposed, with what has to be known to choose well.
+    notes = [column.note]
+    is_transformed = True
+    if kind == "float":
+        negative, is_transformed = _negative_share(found)
+        if negative:
+            becomes = ", which log1p turns into 0" if is_transformed else ""
+            notes = [f"{column.note}, {negative} negative{becomes}"]
+    return replace(column, note="; ".join([*notes, *hints]), is_transformed=is_transformed)
+
+
+def _described(
+    name: str, kind: str, found: Values, lists: ListForm | None, *, is_bool: bool = False
+) -> InferredColumn:
+    """Return a column with what its values are like."""
     is_there = found.states != MISSING
     num_missing = int(np.count_nonzero(~is_there))
     num_distinct = np.unique(found.values[is_there]).shape[0]
@@ -196,42 +180,28 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
     if found.offsets is not None:
         lengths = np.diff(found.offsets)
         notes.append(f"lists of {lengths.mean():.1f} on average, {lengths.max()} at most")
-
-    # What teaches a model nothing, or cannot teach it in this form, is left out.
-    hint = "" if times is None else times.note
-    reason = _no_feature(kind, found, num_distinct, num_missing, num_rows)
-    if reason:
-        note = "; ".join(filter(None, [reason, hint]))
-        return InferredColumn(name, kind, num_distinct, num_missing, note, False, holds_lists)
-
-    # The rest is proposed, with what has to be known to choose well.
-    is_transformed = True
-    if kind == "float":
-        negative, is_transformed = _negative_share(found)
-        if negative:
-            becomes = ", which log1p turns into 0" if is_transformed else ""
-            notes.append(f"{negative} negative{becomes}")
-    if isinstance(values, Spans) and kind == "text":
-        hint = hint or _list_hint(values, num_distinct, is_parquet=is_parquet)
-    note = "; ".join(filter(None, [", ".join(notes), hint]))
-    return InferredColumn(
-        name, kind, num_distinct, num_missing, note, True, holds_lists, is_transformed=is_transformed
-    )
+    return InferredColumn(name, kind, num_distinct, num_missing, ", ".join(notes), True, lists)
 
 
-def _no_feature(kind: str, found: Values, num_distinct: int, num_missing: int, num_rows: int) -> str | None:
+def _no_feature(kind: str, found: Values, column: InferredColumn, num_rows: int) -> str | None:
     """Return why a column is no feature: it never changes, or its values never recur."""
     if num_rows < MIN_ROWS_TO_JUDGE:
         return None
-    num_values = found.states.shape[0] - num_missing
+    num_values = found.states.shape[0] - column.num_missing
     if num_values == 0:
         return "every value is missing"
     is_single = found.offsets is None or bool((np.diff(found.offsets) == 1).all())
-    if num_distinct == 1 and not num_missing and is_single:
+    if column.num_distinct == 1 and not column.num_missing and is_single:
         return "every row has the same value"
-    if kind != "float" and found.offsets is None and num_distinct == num_values >= MIN_ROWS_TO_JUDGE:
-        return "no value occurs twice" if num_missing else "every row has another value"
-    return None
+    if kind == "float" or found.offsets is not None or column.num_distinct < num_values:
+        return None
+    # The rows of a sample from several places are numbered with gaps.
+    steps = np.diff(found.values[found.states == GOOD].view(np.int64))
+    if kind == "integer" and (steps > 0).all() and (steps == 1).mean() > 0.9:
+        return "it numbers the rows"
+    if num_values < _MIN_DIFFERENT:
+        return None
+    return "no value occurs twice" if column.num_missing else "every row has another value"
 
 
 def _negative_share(found: Values) -> tuple[str, bool]:
@@ -297,7 +267,7 @@ def _kinds_for(values: Any) -> tuple[str, ...]:
         return ("integer", "unsigned", "hex8", "text")
     if is_list(values.type):
         return ("integer", "unsigned", "hex8", "text") if _is_text_list(values) else ("integer", "unsigned")
-    if pa.types.is_decimal(values.type):
+    if pa.types.is_decimal(values.type) and values.type.scale:
         return ("float",)
     return ("integer", "unsigned", "float")
 
@@ -315,20 +285,41 @@ def _have_leading_zeros(spans: Spans) -> bool:
     return bool(long.shape[0] and is_code.any())
 
 
-def _list_hint(spans: Spans, num_distinct: int, *, is_parquet: bool) -> str:
-    """Return what to write if text looks like lists: many fields have a separator, and elements recur."""
-    is_filled = spans.stops > spans.starts
-    filled = Spans(spans.text, spans.starts[is_filled], spans.stops[is_filled])
-    for separator in _LIST_SEPARATORS if is_filled.any() else "":
-        kind, found = next(_fitting_kinds(ListSpans(filled, ListForm(separator))))
-        lengths = np.diff(found.offsets) if found.offsets is not None else np.ones(1)
-        elements = np.unique(found.values[found.states != MISSING]).shape[0]
-        if (lengths > 1).mean() < _LIST_SHARE or elements >= num_distinct:
+def infer_list(texts: Sequence[str]) -> tuple[ListForm | None, bool, str]:
+    """Return how lists are written in texts, if at all, whether that is certain, and a remark."""
+    filled = [text for text in texts if text]
+    if filled and all(_IN_BRACKETS.fullmatch(text) for text in filled):
+        if any(re.search(r"[\"\']\s*:", text) for text in filled):
+            return None, False, ""
+        separator = next(
+            (each for each in ",; " if any(each in text.strip("[](){} ") for text in filled)), ","
+        )
+        return ListForm(separator, has_brackets=True), True, ""
+    for character in _LIST_SEPARATORS if filled else "":
+        many = [text for text in filled if character in text]
+        if len(many) < _LIST_SHARE * len(filled):
             continue
-        if is_parquet:
-            return (
-                f"looks like a list: split the text at {separator!r} into a column of lists to use it as one"
-            )
-        keys = f'kind = "{kind}", list = true, separator = "{separator}"'
-        return f"looks like a list: {{ {keys} }}"
-    return ""
+        if character == ",":
+            for what, pattern in _COMMAS.items():
+                if all(map(pattern.fullmatch, filled)):
+                    return None, False, f"looks like {what}, which only text can hold"
+        # Blanks around separators belong to them.
+        num_found = sum(text.count(character) for text in many)
+        around = (f" {character} ", f"{character} ") if character != " " else ()
+        fits = (each for each in around if sum(text.count(each) for text in many) == num_found)
+        separator = next(fits, character)
+        elements = [element for text in filled for element in text.split(separator) if element]
+        parts = [_WEIGHTED.fullmatch(element) for element in elements]
+        weights = {part[2] for part in parts if part is not None}
+        weight = next(iter(weights)) if len(weights) == 1 and all(parts) else ""
+        names = {part[1] for part in parts if part is not None} if weight else set(elements)
+        if len(names) >= len(set(filled)):
+            continue
+        is_certain = character in _SURE_SEPARATORS or all(map(_CODE.fullmatch, names))
+        # Words of prose recur, too, but not all of them as often as those of a few classes do.
+        if character == " " and not is_certain and 2 * len(names) > len(set(filled)):
+            continue
+        ends = sum(text.endswith(separator) for text in many)
+        remark = f"{ends:,} of them end with {separator!r}, so with a missing element" if ends else ""
+        return ListForm(separator, weight_separator=weight), is_certain, remark
+    return None, False, ""

@@ -53,7 +53,7 @@ _WANTED = {
     "hex8": "8 hex digits",
 }
 _TIME = "a time such as 2026-01-31 23:59:59"
-MISSING_WORDS = (b"null", b"nan", b"none", b"nil", b"na", b"n/a", b"\\n", b"-", b"?", b".")
+MISSING_WORDS = tuple(rb"null (null) <null> nan -nan none nil na n/a #n/a <na> nat \n - ? .".split())
 """Words of other programs for a missing value, in small letters."""
 _REASONS = {
     SAMPLE_TIME: "bad_time",

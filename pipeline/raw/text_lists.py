@@ -208,7 +208,7 @@ def split_elements(
             begin, last = _trimmed(text, position, end)
             # What follows the last separator of a list is an element only if it is something.
             is_last = end >= stop
-            if begin < last or not (skips_empty or (is_last and position > first)):
+            if begin < last or first == stop or not (skips_empty or (is_last and position > first)):
                 element_starts[element], element_stops[element] = begin, last
                 element += 1
             if is_last:

@@ -605,19 +605,6 @@ def _entries(
         yield f"{_key(column)} = {value}{note}"
 
 
-def write_entry(column: str, kind: str, *, is_list: bool = False) -> str:
-    """Return the line of one sparse column in a schema file."""
-    kinds = f"{{ kind = {_quoted(kind)}, list = true }}" if is_list else _quoted(kind)
-    return f"{_key(column)} = {kinds}"
-
-
-def write_time_entry(features: Iterable[tuple[str, str]], unit: str | None) -> str:
-    """Return the entry of a column of times: a table for each feature, given by name and kind."""
-    units = "" if unit is None else f", unit = {_quoted(unit)}"
-    tables = [f"{{ kind = {_quoted(kind)}{units}, name = {_quoted(name)} }}" for name, kind in features]
-    return f"[{', '.join(tables)}]"
-
-
 def _if_any(**keys: Any) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value}
 

@@ -1,17 +1,17 @@
-"""What a column is, by its first rows: kinds, notes, what is left out, and which columns hold times."""
+"""What a column is, by sampled rows: kinds, notes, lists, and what is left out."""
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from hotset.pipeline.infer_column import InferredColumn, infer_column, infer_times
+from hotset.pipeline.infer_column import InferredColumn, infer_column, infer_list
+from hotset.pipeline.raw.text_lists import ListForm
 from hotset.tests.support.logs.text_spans import spans_of
 
-NUM_ROWS = 120
+NUM_ROWS = 600
 
 
 def of_text(texts: list[str], name: str = "c") -> InferredColumn:
@@ -62,7 +62,11 @@ def test_the_plainest_kind_that_no_value_contradicts_is_taken(texts: list[str], 
 )
 def test_parquet_columns_have_kinds_too(values: list[Any], kind: Any, wanted: str) -> None:
     found = of_arrow(values, kind)
-    assert (found.kind, found.is_used, found.is_list) == (wanted, True, pa.types.is_list(kind))
+    assert (found.kind, found.is_used, found.lists is not None) == (
+        wanted,
+        True,
+        pa.types.is_list(kind),
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,71 @@ def test_parquet_columns_have_kinds_too(values: list[Any], kind: Any, wanted: st
 def test_what_teaches_a_model_nothing_is_left_out_of_many_rows(texts: list[str], note: str) -> None:
     found = of_text(texts)
     assert (found.is_used, found.is_readable, found.note) == (False, True, note)
-    assert of_text(texts[:99]).is_used, "of few rows it may be an accident"
+    few = 99 if "another" not in note and "twice" not in note else 499
+    assert of_text(texts[:few]).is_used, "of few rows it may be an accident"
+
+
+def test_numbers_of_rows_are_left_out_sooner() -> None:
+    assert of_text([str(row) for row in range(120)]).note == "it numbers the rows"
+    assert of_text([str(7 * row) for row in range(120)]).is_used
+
+
+BARS = ListForm("|")
+
+
+@pytest.mark.parametrize(
+    ("texts", "form", "is_certain", "num_distinct"),
+    [
+        (["1|2", "2|3", "3|1|2", "3", ""], BARS, True, 3),
+        (["a | b", "b | c", "c", "a | c"], ListForm(" | "), True, 3),
+        (["a^b", "b^c", "c^a", "a"], ListForm("^"), True, 3),
+        (["1\x022", "2\x023", "3\x021", "3"], ListForm("\x02"), True, 3),
+        (["N1 N2", "N2 N3", "N3 N1", "N1"], ListForm(" "), True, 3),
+        (["5;6", "6;7", "7;5", "5"], ListForm(";"), True, 3),
+        (["5, 6", "6, 7, 5", "7, 5", "5"], ListForm(", "), True, 3),
+        (["red;blue", "blue;green", "green;red", "red"], ListForm(";"), False, 3),
+        (["1:0.5|2:1.5", "2:1|3:2", "3:1e-3|1:1", "1:1"], ListForm("|", weight_separator=":"), True, 3),
+        (["[1, 2]", "[2]", "[]", "[1, 2, 3]"], ListForm(",", has_brackets=True), True, 3),
+        (["['a', 'b']", "['b']", "['a']"], ListForm(",", has_brackets=True), True, 2),
+        (['["a", "b"]', '["b"]', "[]"], ListForm(",", has_brackets=True), True, 2),
+        (["{1,2}", "{2,3}", "{3}"], ListForm(",", has_brackets=True), True, 3),
+        (["[1 2]", "[2 3]", "[3]"], ListForm(" ", has_brackets=True), True, 3),
+        (["(1, 2)", "(2, 3)", "(3, 1)"], ListForm(",", has_brackets=True), True, 3),
+    ],
+)
+def test_lists_in_text_are_known_by_elements_that_recur(
+    texts: list[str], form: ListForm, is_certain: bool, num_distinct: int
+) -> None:
+    assert infer_list(texts)[:2] == (form, is_certain)
+    found = of_text(texts)
+    if is_certain:
+        assert (found.lists, found.num_distinct) == (form, num_distinct)
+    else:
+        assert found.lists is None and 'if these are lists, write: c = { kind = "text"' in found.note
+
+
+@pytest.mark.parametrize(
+    ("texts", "note"),
+    [
+        (["3,14", "2,71", "3,14", "5"], "decimals with a comma"),
+        (["1,204", "2,345,678", "12", "1,204"], "commas between thousands"),
+        (["1,204.5", "2,345,678.25", "12", "1,204.5"], "commas between thousands"),
+        (["the red car", "a red house", "the house"], ""),
+        (['{"a": 1}', '{"a": 2}', '{"b": 1}'], ""),
+        (["[[1], [2]]", "[[2], [3]]"], ""),
+        (["one; two", *(f"{row}" for row in range(9))], ""),
+        (["a|b", "c|d", "e|f"], ""),
+        (["43_1007", "44_1007", "43_1008"], ""),
+    ],
+)
+def test_numbers_with_commas_prose_and_objects_are_no_lists(texts: list[str], note: str) -> None:
+    assert infer_list(texts)[0] is None
+    found = of_text(texts)
+    assert (found.kind, found.lists) == ("text", None) and note in found.note and "if these" not in found.note
+
+
+def test_lists_that_end_with_a_separator_are_remarked() -> None:
+    assert "2 of them end with '|', so with a missing element" in of_text(["1|2|", "2|1|", "1|2"]).note
 
 
 def test_a_name_that_cannot_stand_in_a_schema_is_left_out() -> None:
@@ -86,61 +154,3 @@ def test_a_name_that_cannot_stand_in_a_schema_is_left_out() -> None:
     assert (twice.note, twice.is_readable) == ("there are two columns of that name", False)
     assert not infer_column("../c", values, 2, ["../c"]).is_used
     assert infer_column("label", values, 2, ["label"]).is_used
-
-
-BOTH = (("c_hour", "hour"), ("c_weekday", "weekday"))
-START = datetime.datetime(2024, 5, 6)
-
-STEPS = [START + datetime.timedelta(hours=5 * (row // 2)) for row in range(NUM_ROWS)]
-
-
-def inferred(values: Any, name: str = "c", names: tuple[str, ...] = ()) -> InferredColumn:
-    num_rows = len(values) if isinstance(values, pa.Array) else values.starts.shape[0]
-    return infer_column(name, values, num_rows, [name, *names])
-
-
-def test_a_single_moment_is_no_feature() -> None:
-    found = inferred(spans_of(["2024-05-06 10:00"] * NUM_ROWS))
-    assert (found.is_used, found.note) == (False, "times with the same hour and weekday in every row")
-    assert inferred(spans_of(["2024-05-06 10:00"] * 3)).is_used, "of few rows it may be an accident"
-
-
-@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ns", tz="UTC"), pa.date64(), pa.date32()])
-def test_arrow_tells_its_times(kind: Any) -> None:
-    times = inferred(pa.array([None, *STEPS], pa.timestamp("us")).cast(kind)).times
-    is_date = pa.types.is_date(kind)
-    assert times is not None and times.features == (BOTH[1:] if is_date else BOTH)
-
-
-@pytest.mark.parametrize("unit", ["s", "ms", "us"])
-@pytest.mark.parametrize("is_text", [True, False])
-def test_integers_are_times_where_they_ascend_or_are_called_so(unit: str, is_text: bool) -> None:
-    ticks = {"s": 1, "ms": 1000, "us": 1_000_000}[unit]
-    numbers = [(1_600_000_000 + row // 2 * 600) * ticks for row in range(2 * NUM_ROWS)]
-
-    def of(numbers: list[int]) -> Any:
-        return spans_of([str(number) for number in numbers]) if is_text else pa.array(numbers)
-
-    times = infer_times("c", of(numbers), ["c"])
-    assert times is not None and times.is_certain and (times.features, times.unit) == (BOTH, unit)
-    falling = of(numbers[::-1])
-    found = inferred(falling)
-    assert found.kind == "integer" and found.is_used and found.times is None
-    assert f'if these are Unix times, write: [{{ kind = "hour", unit = "{unit}"' in found.note
-    for name in ("ts", "event_time", "Timestamp"):
-        assert inferred(falling, name).times is not None
-    assert inferred(falling, "tsar").times is None
-    assert infer_times("c", of(numbers[:150]), ["c"]) is None, "few distinct ones are rather categories"
-
-
-def test_other_values_are_no_times() -> None:
-    few = ["1413849600"] * 60 + ["1413849601"] * 60
-    for texts in (["2024-05-06"] * 60 + ["soon"] * 60, ["2024-05-06x"] * 9, few, ["1", "2"], [""] * 3):
-        assert infer_times("c", spans_of(texts), ["c"]) is None
-    assert infer_times("c", pa.array([1.6e9 + row for row in range(NUM_ROWS)]), ["c"]) is None
-
-
-def test_names_of_features_collide_with_no_column() -> None:
-    times = inferred(spans_of([str(time) for time in STEPS]), names=("c_hour", "c_hour_")).times
-    assert times is not None and times.features == (("c_hour__", "hour"), ("c_weekday", "weekday"))
-    assert not inferred(spans_of([str(time) for time in STEPS]), "c" * 199).is_used

@@ -34,7 +34,7 @@ class SchemaCommand(JsonCommand):
     """A log: CSV or JSON Lines (plain, gzip, zstd, bz2, xz or lz4), Parquet, Arrow or ORC; or its folder."""
 
     samples: int = 10_000
-    """Number of rows to read, from the beginning."""
+    """Number of rows to look at, from the beginning, the middle and the end."""
 
     def execute(self) -> int:
         """Run ``hotset schema``."""
@@ -45,7 +45,7 @@ class SchemaCommand(JsonCommand):
         # The text has comments for the user to edit by; the object has the evidence instead.
         proposal = propose_schema(self.file, num_rows=self.samples)
         if self.json:
-            columns = [asdict(column) for column in proposal.columns]
+            columns = [asdict(column) | {"is_list": column.is_list} for column in proposal.columns]
             print_json({"schema": asdict(proposal.schema), "rows": proposal.num_rows, "columns": columns})
         else:
             print(proposal.text, end="")

@@ -79,8 +79,8 @@ def test_brackets_and_quotes_are_left_out(field: str, wanted: list[str]) -> None
 def test_blanks_between_elements_count_once_in_brackets() -> None:
     numbers = np.arange(300) * 7
     with np.printoptions(threshold=1000):
-        fields = [str(numbers), "[ 1  2 ]", "[]", "1 2"]
-    wanted = [[str(number) for number in numbers], ["1", "2"], [], ["1", "2"]]
+        fields = [str(numbers), "[ 1  2 ]", "[]", "1 2", "", "  "]
+    wanted = [[str(number) for number in numbers], ["1", "2"], [], ["1", "2"], [""], [""]]
     assert elements(fields, ListForm(" ", has_brackets=True)) == wanted
 
 

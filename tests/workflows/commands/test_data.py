@@ -45,7 +45,7 @@ def schema(tmp_path: Path) -> Path:
 def test_a_proposal_goes_to_stdout_as_toml_or_json(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", str(raw), "--samples", "50"]) == 0
     shown = capsys.readouterr().out
-    assert "first 50 rows" in shown and read_schema(shown).label == "clicked"
+    assert "Guessed from 50 rows, " in shown and read_schema(shown).label == "clicked"
     assert main(["schema", str(raw), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["rows"] == 90 and found["schema"]["label"] == "clicked"

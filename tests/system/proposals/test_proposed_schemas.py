@@ -201,12 +201,25 @@ def csv_logs(draw: st.DrawFn) -> bytes:
     return gzip.compress(written) if draw(st.booleans()) else written
 
 
+def on_bad_line(proposal: Proposal) -> str:
+    """Return how to ingest a log in which labels are missing, as the proposal says."""
+    return "skip:1" if any("rows have no " in note for note in proposal.notes) else "error"
+
+
+def num_labelled(proposal: Proposal) -> int:
+    """Return the number of rows that have a label, where the log has one."""
+    told = (re.match(r"([\d,]+) rows have no ", note) for note in proposal.notes)
+    return proposal.num_rows - sum(int(each[1].replace(",", "")) for each in told if each)
+
+
 def preprocesses(raw: Path, proposal: Proposal, folder: Path) -> int:
     """Preprocess a log with its proposal; return the number of samples in the shards."""
     recipe = recipe_for(proposal.text)
     recipe = replace(
         recipe,
-        ingest=replace(recipe.ingest, label=proposal.schema.label is not None),
+        ingest=replace(
+            recipe.ingest, label=proposal.schema.label is not None, on_bad_line=on_bad_line(proposal)
+        ),
         split=SplitConfig(hot_bytes=ByteSize(512), embedding_dim=2),
         pack=PackConfig(batch_size=8),
     )
@@ -217,8 +230,8 @@ def suggested(proposal: Proposal) -> str:
     """Return the proposal with the lists that it suggests in place of text, and with what it left out."""
     lines = []
     for line in proposal.text.split("\n"):
-        entry = re.fullmatch(r'(.+ = )"text"  # .*; looks like a list: (\{.*\})', line)
-        line = entry[1] + entry[2] if entry else line
+        entry = re.fullmatch(r'.+ = "text"  # .*; if these are lists, write: (.*)', line)
+        line = entry[1] if entry else line
         lines.append(line.removeprefix("# ") if "  # left out: " in line else line)
     return "\n".join(lines) + "\n"
 
@@ -227,12 +240,10 @@ def check(raw: Path, folder: Path) -> None:
     proposal = propose_schema(raw)
     assert read_schema(proposal.text) == proposal.schema
     assert "kept by any" in proposal.schema.sparse or proposal.schema.fields
-    assert preprocesses(raw, proposal, folder) == proposal.num_rows
-    schema = suggested(proposal)
-    columns = ingest(
-        [raw], IngestConfig(schema=schema, label=proposal.schema.label is not None), folder / "more"
-    )
-    assert columns.num_samples == proposal.num_rows
+    assert preprocesses(raw, proposal, folder) == num_labelled(proposal)
+    has_label = proposal.schema.label is not None
+    config = IngestConfig(schema=suggested(proposal), label=has_label, on_bad_line=on_bad_line(proposal))
+    assert ingest([raw], config, folder / "more").num_samples == num_labelled(proposal)
 
 
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

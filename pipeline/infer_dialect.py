@@ -1,0 +1,276 @@
+"""Infer how a text log is written: encoding, lines above the header, comments, separator, quotes, escapes.
+
+Dialects are tried on a few hundred records. The one that splits most of them into equally many fields is
+taken; of equal ones that which splits the first record so, then the separator that values rarely contain.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import MIB, InputError, format_byte_size
+from .infer_times import texts_of
+from .raw.criteo_kernel import PADDING_BYTES
+from .raw.part import UTF_8, PlainBlock, iterate_blocks
+from .raw.raw_file import RawFile
+from .raw.records import NO_COLUMNS, WHOLE, dialect_of, find_records
+from .raw.text_lists import Spans
+from .schema.schema import Schema
+
+_CHUNK_BYTES = MIB
+"""Bytes that are looked at in each place of a log."""
+_TRIED_LINES = 300
+_MOST_BROKEN = 1000
+"""Wrong quotes up to which a text is looked at."""
+_TYPED_RECORDS = 50
+_MOST_SKIPPED = 50
+"""Records that may be titles above the header."""
+_SEPARATORS = ("\t\x01\x1f", ",;", "|", " ")
+"""Characters between fields, by how rarely values contain them."""
+_LONG_SEPARATORS = ("::", "|||", "||", "^^", "~~", "##", "@@", "&&", "$$", "~|~")
+_QUOTES = (('"', None), ('"', "\\"), (None, None), ("'", None), (None, "\\"))
+"""Quotes and escapes, the usual ones first."""
+_COMMENTS = ("#", "//", "--", "%")
+_TYPED = re.compile(r"\s*([+-]?\d*[.,]?\d+([eE][+-]?\d+)?|\d{1,4}[-/.]\d\d?[-/.]\d{1,4}([ T].*)?)?\s*")
+"""A number, a time or nothing."""
+_APOSTROPHES = re.compile("'.*'", re.DOTALL)
+_PAIRS = re.compile(rb"(?:[\x00-\x7f]|[\xa1-\xfe]{2})*")
+"""Text whose bytes beyond ASCII come in pairs, as in Chinese encodings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Lines from the beginning of a log, and from its middle and end."""
+
+    text: bytes
+    """Whole lines, in UTF-8 where the log is decoded."""
+    starts: bytes
+    """The first lines of each place, by which dialects are tried."""
+    encoding: str
+    is_whole: bool
+    """Whether the lines are the whole log."""
+    places: str
+    """Description of where the lines are."""
+    is_guessed: bool = False
+    """Whether another encoding would do as well."""
+
+
+def read_sample(file: RawFile) -> Sample:
+    """Read the first, the middle and the last MiB of a log, of a compressed one the first three.
+
+    Raises:
+        InputError: the file cannot be read, is empty or holds no text.
+    """
+    first = next((block.read() for block in iterate_blocks(file, _CHUNK_BYTES)), None)
+    if first is None or not first.num_bytes:
+        raise InputError(f"{file.path} is empty")
+    encoding, is_guessed = _encoding_of(first.lines.tobytes())
+    if encoding == UTF_8 and not first.lines.all():
+        raise InputError(f"{file.path} is neither Parquet nor text: its first lines have bytes of 0")
+    blocks = iterate_blocks(file, _CHUNK_BYTES, encoding=encoding)
+    chunks = [block.read().lines.tobytes() for block in islice(blocks, 3)]
+    is_whole = next(blocks, None) is None
+    places = "its first 3 MiB"
+    if file.compression is None and encoding == UTF_8 and not is_whole:
+        places = f"the first, the middle and the last MiB of {format_byte_size(file.num_bytes)}"
+        starts = (file.num_bytes // 2, file.num_bytes - _CHUNK_BYTES)
+        chunks[1:] = [PlainBlock(file, start, _CHUNK_BYTES, False).read().lines.tobytes() for start in starts]
+    chunks[0] = chunks[0].removeprefix(codecs.BOM_UTF8)
+    rests = [chunk.split(b"\n", _TRIED_LINES)[_TRIED_LINES:] for chunk in chunks]
+    heads = [chunk.removesuffix(b"".join(rest)) for chunk, rest in zip(chunks, rests, strict=True)]
+    return Sample(b"".join(chunks), b"".join(heads), encoding, is_whole, places, is_guessed)
+
+
+def _encoding_of(start: bytes) -> tuple[str, bool]:
+    """Return the encoding of a text by its first bytes, and whether it is a guess."""
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32", False
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16", False
+    # Without a mark: most text of tables is ASCII, whose units of two bytes have one of 0.
+    even, odd = start[::2], start[1::2]
+    for encoding, high, low in (("utf-16-le", odd, even), ("utf-16-be", even, odd)):
+        if high.count(0) > 0.8 * len(high) and not low.count(0):
+            return encoding, False
+    # Bytes of values may be anything, but names of columns are read as text.
+    header = start.partition(b"\n")[0]
+    if header.decode("utf-8", "replace").encode() == header:
+        return UTF_8, False
+    is_double = _PAIRS.fullmatch(header) and "\ufffd" not in start.decode("gb18030", "replace")
+    return "gb18030" if is_double else "iso8859-1", True
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A dialect, and the records that it makes of a text."""
+
+    dialect: Schema
+    num_fields: int
+    """Fields of most records."""
+    text: NDArray[np.uint8]
+    counts: NDArray[np.int64]
+    """(num_records,); fields of each, -1 where a quote is wrong."""
+    lines: NDArray[np.int64]
+    """(num_records,); number of the first line of each."""
+    starts: NDArray[np.int64]
+    """(num_fields + 1, num_records); first byte of each field."""
+    stops: NDArray[np.int64]
+    """As ``starts``; one past the last byte."""
+
+    @property
+    def usual(self) -> NDArray[np.intp]:
+        """The records that have as many fields as most."""
+        return np.flatnonzero(self.counts == self.num_fields)
+
+    @property
+    def agreement(self) -> float:
+        """Share of these records."""
+        return float(self.usual.shape[0] / max(1, self.counts.shape[0]))
+
+    def columns(self, records: NDArray[np.intp]) -> list[Spans]:
+        """Return each field of records as a column."""
+        ends = zip(self.starts[: self.num_fields], self.stops[: self.num_fields], strict=True)
+        return [Spans(self.text, start[records], stop[records]) for start, stop in ends]
+
+    def fields_of(self, record: int) -> list[str]:
+        """Return the fields of one record, at most one more than most have."""
+        ends = zip(self.starts[:, record].tolist(), self.stops[:, record].tolist(), strict=True)
+        texts = [self.text[start:stop].tobytes().decode("utf-8", "backslashreplace") for start, stop in ends]
+        return texts[: max(0, int(self.counts[record]))]
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """How well the separator splits, for comparison."""
+        separator = self.dialect.separator
+        tier = next((number for number, each in enumerate(_SEPARATORS) if separator in each), 2.5)
+        columns = self.columns(self.usual[1:_TYPED_RECORDS])
+        num_typed = sum(all(map(_TYPED.fullmatch, texts_of(column))) for column in columns)
+        # A few odd lines do not speak against a separator, but a header that it does not split does.
+        share = self.agreement if self.agreement < 0.9 else 1.0
+        has_header = bool(self.usual.size) and self.usual[0] == 0
+        is_sure = self.num_fields > 1 and separator != " "  # blanks may follow any separator
+        return (
+            is_sure and share == 1,
+            self.num_fields > 1,
+            share,
+            has_header,
+            -tier,
+            num_typed,
+            self.num_fields,
+        )
+
+
+def split_text(content: bytes, dialect: Schema, num_fields: int = 0) -> Split:
+    """Split whole lines into records, as ingest does; after a wrong quote the next line begins one.
+
+    ``num_fields`` is that of most records, 0 where it has to be found.
+    """
+    text = np.frombuffer(content + bytes(PADDING_BYTES), np.uint8).copy()
+    begin = 0
+    for _ in range(dialect.skip):
+        begin = content.find(b"\n", begin) + 1 or len(content)
+    if not num_fields:
+        # Most lines decide: the first one may be a title, or lack what ends the others.
+        counts = _find(content, text, begin, dialect, NO_COLUMNS)[0]
+        usual = Counter((counts[1:] if counts.shape[0] > 1 else counts).tolist())
+        del usual[-1]
+        num_fields = usual.most_common(1)[0][0] if usual else 0
+    return Split(dialect, num_fields, text, *_find(content, text, begin, dialect, np.arange(num_fields + 1)))
+
+
+def _find(
+    content: bytes, text: NDArray[np.uint8], begin: int, dialect: Schema, columns: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], ...]:
+    """Return the number of fields and the first line of each record, and where its fields begin and end."""
+    parts: list[tuple[NDArray[np.int64], ...]] = []
+    is_whole = False
+    while not is_whole and len(parts) < _MOST_BROKEN:
+        found = find_records(text, begin, len(content), dialect_of(dialect), columns)
+        is_whole = found.status == WHOLE
+        above = content.count(b"\n", 0, begin) + 1
+        # A record with a wrong quote is one without fields.
+        wrong = np.zeros((columns.shape[0], 0 if is_whole else 1), np.int64)
+        counts = np.append(found.num_fields, np.full(wrong.shape[1], -1))
+        lines = np.append(found.lines, np.full(wrong.shape[1], found.line)) + above
+        starts, stops = (np.append(ends, wrong, axis=1) for ends in (found.starts, found.stops))
+        parts.append((counts, lines, starts, stops))
+        begin = content.find(b"\n", found.end) + 1 or len(content)
+    return tuple(np.concatenate(each, axis=-1) for each in zip(*parts, strict=True))
+
+
+def find_dialect(starts: bytes) -> Split:
+    """Return the dialect that splits most records into equally many fields."""
+    # Excel reads the separator from a line above the header.
+    told = re.match(rb'"?sep=([^"\r\n])"?\r*\n', starts)
+    basis = Schema((), (), format="csv", skip=1 if told else 0)
+    separators = [*_LONG_SEPARATORS, *"".join(_SEPARATORS)] if told is None else [told[1].decode("latin-1")]
+    tried = (
+        split_text(starts, replace(basis, separator=separator, quote=quote))
+        for separator in separators
+        if separator.encode() in starts
+        for quote in ('"', None, "'")
+        if quote in {'"', None} or b"'" in starts
+    )
+    best = max(tried, key=lambda split: split.rank, default=split_text(starts, basis))
+    # Two bars between fields look like one with an empty field between them.
+    single, rows = best.dialect.separator, _rows_of(best)
+    longer = (long for long in _LONG_SEPARATORS if all(_are_between(long, single, row) for row in rows))
+    if rows:
+        best = next((split_text(starts, replace(best.dialect, separator=long)) for long in longer), best)
+    # The usual quotes, unless others split more; an apostrophe where a whole column has it around.
+    tried = (
+        split_text(starts, replace(best.dialect, quote=quote, escape=escape, trim=trim))
+        for trim in (False, True)
+        for quote, escape in _QUOTES
+        if (escape or "").encode() in starts and (quote != "'" or b"'" in starts)
+    )
+    best = max(tried, key=lambda split: split.agreement)
+    columns = [list(filter(None, texts_of(column))) for column in best.columns(best.usual[1:])]
+    if any(column and all(map(_APOSTROPHES.fullmatch, column)) for column in columns):
+        best = split_text(starts, replace(best.dialect, quote="'"))
+    is_padded = any(column and all(field != field.strip(" \t") for field in column) for column in columns)
+    trim = best.dialect.trim or (is_padded and best.dialect.separator != " ")
+    return split_text(starts, replace(best.dialect, comment=_comment_of(starts, best), trim=trim))
+
+
+def _rows_of(split: Split) -> list[tuple[str, ...]]:
+    return list(zip(*map(texts_of, split.columns(split.usual)), strict=True))
+
+
+def _are_between(long: str, single: str, fields: Sequence[str]) -> bool:
+    """Return whether what one character separates is separated by several, of which it is one."""
+    size = long.count(single)
+    if size == len(long):
+        return len(fields) % size == 1 and not any(
+            field for place, field in enumerate(fields) if place % size
+        )
+    before, _, after = long.partition(single)
+    return size > 0 and all(
+        one.endswith(before) and other.startswith(after) for one, other in pairwise(fields)
+    )
+
+
+def _comment_of(starts: bytes, split: Split) -> str | None:
+    """Return what begins lines below the header none of which is split like the others."""
+    usual = set(split.lines[split.usual].tolist())
+    odd = set(split.lines.tolist()) - usual
+    for mark in _COMMENTS:
+        lines = enumerate(starts.split(b"\n"), 1)
+        found = {number for number, line in lines if line.startswith(mark.encode())}
+        if found and found <= odd and max(found) > min(usual, default=0):
+            return mark
+    return None
+
+
+def count_titles(split: Split) -> int:
+    """Return the number of records above the first one that has as many fields as most."""
+    first = int(split.usual[0]) if split.usual.size else 0
+    return first if first < _MOST_SKIPPED else 0

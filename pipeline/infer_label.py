@@ -1,0 +1,206 @@
+"""Infer the label of a log, by names of columns and their values, and the columns that know it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .infer_column import InferredColumn
+from .infer_times import texts_of
+from .raw.column_values import Form, read_column
+from .raw.text_fields import BAD, GOOD
+from .raw.text_lists import Spans
+
+_WORDS = (
+    {"label", "labels", "target", "y"},
+    {"click", "clicked", "clicks", "clk", "isclick"},
+    {"conversion", "conversions", "converted", "cvr", "install", "installed", "download"},
+    {"purchase", "purchased", "buy", "bought", "ordered"},
+    {"like", "liked", "follow", "income", "churn", "response"},
+    {"rating", "ratings", "stars", "score"},
+)
+"""Words that name a label, the most telling ones first. A log of clicks and conversions predicts clicks."""
+_RATINGS = len(_WORDS) - 1
+_HELPERS = {"is", "has", "num", "n", "count", "cnt", "total", "user", "float", "token"}
+"""Words that may be added to one of these without another meaning."""
+_POSITIVE = {"true", "t", "yes", "y", "1", "+1", "positive", "pos", "click", "clicked", "buy", "converted"}
+_MOST_VALUES = 21
+"""Distinct values that a rating or a count of clicks may have."""
+_SHOWN_NAMES = 8
+_LOG_CHANCE = float(np.log(1e-6))
+"""Logarithm of the probability below which a relation to the label is no chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferredLabel:
+    """The label of a log, or the columns that could be it."""
+
+    name: str | None
+    """Its column; None where no column has a name of labels, and the log has names."""
+    others: tuple[str, ...] = ()
+    """Other columns of two values that could be a label."""
+    named: tuple[str, ...] = ()
+    """Those that are called like labels."""
+    above: float | None = None
+    """Number above which its values are 1."""
+    positive: tuple[str, ...] = ()
+    """Texts among its values that are 1."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the proposal has to decide or to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    name: str
+    rank: int | None
+    """How much the name says that the column is the label, 0 most; None where it does not."""
+    above: float | None = None
+    positive: tuple[str, ...] = ()
+    note: str = ""
+    is_clear: bool = True
+    """Whether it is clear which of its values are 1."""
+
+
+def infer_label(
+    inferred: Sequence[InferredColumn], columns: Sequence[tuple[str, Any]], *, has_names: bool = True
+) -> InferredLabel:
+    """Return the label: a column of two values, ratings or counts whose name says so."""
+    values = dict(columns)
+    found = [_candidate_of(column, values[column.name]) for column in inferred if _may_be_label(column)]
+    candidates = [each for each in found if each is not None]
+    named = sorted((each for each in candidates if each.rank is not None), key=lambda each: each.rank or 0)
+    others = [each for each in candidates if each.rank is None]
+    choice = named or [each for each in others if each.is_clear and not has_names]
+    if not choice:
+        return InferredLabel(None, tuple(each.name for each in others), notes=(_nothing_chosen(others),))
+    chosen = choice[0]
+    rivals = tuple(each.name for each in candidates if each is not chosen)
+    notes = []
+    if not named:
+        so_are = f"; so are {_listed(rivals)}" if rivals else ""
+        notes.append(f"The label is a guess: {chosen.name} is the first column of zeros and ones{so_are}.")
+    elif named[1:]:
+        called = _listed([each.name for each in named[1:]])
+        notes.append(f"The label is {chosen.name!r}. Called like labels as well, so left out: {called}.")
+    elif chosen.rank and not _is_plain(chosen.name) and others:
+        notes.append(f"The label is {chosen.name!r} by a word of its name. Or is it {_listed(rivals)}?")
+    notes += [chosen.note] if chosen.note else []
+    other_names = tuple(each.name for each in named[1:])
+    return InferredLabel(chosen.name, rivals, other_names, chosen.above, chosen.positive, tuple(notes))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [] if len(names) <= _SHOWN_NAMES else [f"{len(names) - _SHOWN_NAMES} more"]
+    return ", ".join([*map(repr, names[:_SHOWN_NAMES]), *more])
+
+
+def _nothing_chosen(others: Sequence[_Candidate]) -> str:
+    if not others:
+        return "No column of zeros and ones looks like a label: statistics only, or write label = ..."
+    return (
+        f"No column is called as labels are. It could be {_listed([each.name for each in others])}. "
+        "Write label = ... for one of them, and take it out below; without a label there are statistics only."
+    )
+
+
+def _may_be_label(column: InferredColumn) -> bool:
+    return bool(column.num_distinct) and not column.is_list and column.times is None
+
+
+def _words_of(name: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()))
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether a name has no other words than those of labels."""
+    return _words_of(name) <= set.union(_HELPERS, *_WORDS)
+
+
+def _candidate_of(column: InferredColumn, values: Any) -> _Candidate | None:
+    """Return a column as a label, None where it cannot be one."""
+    words = _words_of(column.name)
+    rank = next((rank for rank, known in enumerate(_WORDS) if words & known), None)
+    # A column of zeros alone needs a name, as does one of other values than zeros and ones.
+    is_plain = rank is not None and _is_plain(column.name)
+    if column.num_distinct > (_MOST_VALUES if is_plain else 2) or (column.num_missing and not is_plain):
+        return None
+    if column.num_distinct == 1 and rank is None:
+        return None
+    states = read_column(values, "label").states
+    note = ""
+    if column.num_missing:
+        note = f"{column.num_missing:,} rows have no {column.name}: preprocess refuses or skips them."
+    if (isinstance(values, Spans) or column.kind in ("integer", "unsigned")) and not (states == BAD).any():
+        return _Candidate(column.name, rank, note=note)
+    return _candidate_by_values(column.name, rank, Counter(filter(None, texts_of(values))), is_plain, note)
+
+
+def _candidate_by_values(
+    name: str, rank: int | None, counts: Counter[str], is_plain: bool, note: str
+) -> _Candidate | None:
+    try:
+        numbers = sorted({float(text) for text in counts})
+    except ValueError:
+        numbers = []
+    if len(numbers) == 2 and (numbers in ([-1, 1], [0, 1]) or rank is not None):
+        return _Candidate(name, rank, above=sum(numbers) / 2, note=note)
+    if not numbers and len(counts) == 2:
+        said = [text for text in counts if text.strip().lower() in _POSITIVE]
+        if len(said) == 1:
+            return _Candidate(name, rank, positive=(said[0],), note=note)
+        rare = min(counts, key=lambda text: counts[text])
+        guess = f"Which value of {name!r} means 1 is a guess: the rarer one of {_listed(sorted(counts))}."
+        told = rank if is_plain else None
+        return _Candidate(name, told, positive=(rare,), note=f"{note} {guess}".strip(), is_clear=False)
+    if not is_plain or len(numbers) < 3 or numbers[0] < 0:
+        return None
+    # Ratings above three fifths of the scale, such as 4 and 5 of 5; of counts all but 0.
+    above = 0.0
+    if rank == _RATINGS or numbers[0] > 0:
+        above = float(np.floor(0.6 * numbers[-1]))
+    guess = f"Values of {name!r} from {numbers[0]:g} to {numbers[-1]:g} are 1 above {above:g}: a guess."
+    return _Candidate(name, rank, above=above, note=f"{note} {guess}".strip())
+
+
+def is_positive(label: InferredLabel, values: Any) -> NDArray[np.bool_]:
+    """Return whether the label is 1 in each row, (num_rows,)."""
+    form = Form(positive=label.positive, above=label.above)
+    found: NDArray[np.bool_] = read_column(values, "label", form).values != 0
+    return found
+
+
+def follows_label(
+    column: InferredColumn, values: Any, name: str, is_clicked: NDArray[np.bool_]
+) -> str | None:
+    """Return why a column knows the label: it is 1 - label, or other than 0 only where the label is 1.
+
+    Such a column is written after the click, so a model that reads it predicts nothing.
+
+    Args:
+        column: as it was inferred.
+        values: its values: as `plain` gives them.
+        name: of the label.
+        is_clicked: (num_rows,); whether the label is 1.
+    """
+    if (
+        column.lists is not None
+        or column.times is not None
+        or column.kind not in ("integer", "unsigned", "float")
+    ):
+        return None
+    found = read_column(values, column.kind)
+    is_there = (found.states == GOOD) & (found.values != 0)
+    if bool((is_there != is_clicked).all()) and column.num_distinct == 2:
+        return f"it is 1 - {name} in every row"
+    # By chance, so many rows would all be clicked with this probability.
+    share = float(is_clicked.mean())
+    is_chance = share == 0 or int(is_there.sum()) * np.log(share) > _LOG_CHANCE
+    if bool((is_there & ~is_clicked).any()) or is_chance:
+        return None
+    return f"it is 0 wherever {name} is 0"
