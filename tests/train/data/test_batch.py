@@ -5,6 +5,8 @@ Shares cover a batch by sample position, and those of a rank are what it is give
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,16 @@ def test_one_hot_tables_need_no_bags() -> None:
     assert both.bags_N is None and both.ids_N.tolist() == [1, 2, 3, 4, 5, 6]
     assert both.ids_N.base is not None, "a view"
     assert IdReader(TABLES, [2]).read(BATCH).ids_N.tolist() == [2, 4, 6]
+
+
+@pytest.mark.parametrize(("first", "stop"), [(0, 3), (0, 1), (1, 3), (2, 3), (1, 2), (3, 3)])
+def test_bags_are_cut_with_their_samples(first: int, stop: int) -> None:
+    bags = [[1, 2], [], [3, 4, 5]]
+    offsets = np.cumsum([0, *map(len, bags)]).astype(np.int32)
+    found = FeatureBags(offsets, np.array([1, 2, 3, 4, 5], np.int32)).cut(first, stop)
+    ends = found.offsets_B1.tolist()
+    assert [found.ids_N[a:b].tolist() for a, b in pairwise(ends)] == bags[first:stop]
+    assert (ends[0], ends[-1]) == (0, found.ids_N.size)
 
 
 def test_a_bag_may_be_all_there_is() -> None:
