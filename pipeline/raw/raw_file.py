@@ -52,6 +52,8 @@ _JSON_OBJECT = re.compile(rb'\{\s*("(?:[^"\\]|\\.)*"\s*:|\})')
 _JSON_ARRAY = re.compile(rb'\s*\[\s*\{\s*"(?:[^"\\]|\\.)*"\s*:')
 _UNPACK = {"gzip": "gzip -d", "zstd": "zstd -d", "bz2": "bzip2 -d", "xz": "xz -d", "lz4": "lz4 -d"}
 _START_BYTES = 512
+_MOST_XZ_BYTES = 130 << 20
+"""Memory of a decoder of xz with a window of 128 MiB, as that of zstd may be."""
 _SKIPPABLE = b"\x50\x2a\x4d\x18"
 """The start of a zstd frame without data; of its first byte the lower half is free."""
 
@@ -128,7 +130,13 @@ class RawFile:
         try:
             if self.compression == "gzip" and self._is_padded():
                 return gzip.open(self.path)  # zeros after the last member count as padding
+            if self.compression == "xz":
+                lzma.LZMADecompressor(memlimit=_MOST_XZ_BYTES).decompress(self.read_start(4096), 1)
             return self._decompressed(str(self.path))
+        except lzma.LZMAError as error:
+            if "Memory usage limit" in str(error):
+                raise _too_wide(self.path, "xz -d") from error
+            return self._decompressed(str(self.path))  # whose reader names the fault
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
             raise InputError(f"{self.path} cannot be read: {reason}") from error
@@ -193,6 +201,13 @@ class RawFile:
             )
 
 
+def _too_wide(path: Path, command: str) -> InputError:
+    return InputError(
+        f"{path} was compressed with a window above 128 MiB, which takes as much memory",
+        hint=f"`{command} {shlex.quote(str(path))}` unpacks it",
+    )
+
+
 def refuse_archive(path: Path, start: bytes) -> None:
     """Raise InputError with the command that converts a file, where its first bytes say that it needs one."""
     for (first, magic), (kind, command) in _OTHERS.items():
@@ -240,10 +255,7 @@ class ByteSource:
             except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
                 path = self._raw.path
                 if "requires too much memory" in str(error):  # Arrow's reader of zstd has no other sign
-                    raise InputError(
-                        f"{path} was compressed with a window above 128 MiB, which takes as much memory",
-                        hint=f"`zstd -d --long=31 {shlex.quote(str(path))}` unpacks it",
-                    ) from error
+                    raise _too_wide(path, "zstd -d --long=31") from error
                 raise InputError(
                     f"{path} cannot be read to its end: {str(error).splitlines()[0]}",
                     hint="the file may be cut off or damaged: fetch it again",

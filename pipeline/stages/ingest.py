@@ -56,6 +56,8 @@ _log = logging.getLogger(__name__)
 _START_BYTES = 1 << 16
 _TEXT_MARGIN = 9 / 8
 """Bytes of the buffer of a block for each byte of the block, see `thread_buffer`."""
+_XZ_BYTES = 65 * MIB
+"""Bytes of the text before that a decoder of xz keeps at its highest level."""
 _BLOCKS_IN_FLIGHT = 2
 """Decompressed blocks per worker that wait to be parsed."""
 _CRITEO_VALUE_BYTES = 4.7
@@ -85,7 +87,8 @@ def part_bytes(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bo
     num_blocks = 1 + _BLOCKS_IN_FLIGHT if _is_streamed(file, schema) else _TEXT_MARGIN
     if form == "csv":
         num_blocks += _TEXT_COPIES * _share_of_texts(file, schema, has_label=has_label)
-    return int(text_bytes * num_blocks + num_values * value_bytes)
+    decoder_bytes = _XZ_BYTES if file.compression == "xz" else 0
+    return int(text_bytes * num_blocks + num_values * value_bytes + decoder_bytes)
 
 
 def _is_streamed(file: RawFile, schema: Schema) -> bool:

@@ -157,6 +157,19 @@ def test_text_that_begins_as_bzip2_does_is_text(tmp_path: Path) -> None:
     assert RawFile.inspect(tmp_path / "log").compression is None
 
 
+def test_a_window_of_xz_that_takes_much_memory_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.xz"
+    for dict_size, is_read in ((1 << 26, True), (1 << 28, False)):
+        window = {"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": dict_size}
+        path.write_bytes(lzma.compress(b"a\nb\n", filters=[window]))
+        if is_read:
+            assert blocks_of(path, 100) == [b"a\nb\n"]
+            continue
+        with pytest.raises(InputError, match="a window above 128 MiB") as caught:
+            blocks_of(path, 100)
+        assert (caught.value.hint or "").startswith("`xz -d ")
+
+
 def test_a_window_of_2_gib_is_named(tmp_path: Path) -> None:
     # Magic, a frame header with a window of 2**31 bytes, and a last raw block of three bytes.
     frame = b"\x28\xb5\x2f\xfd" + b"\x00" + bytes([21 << 3]) + (3 << 3 | 1).to_bytes(3, "little") + b"a\nb"
