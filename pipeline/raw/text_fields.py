@@ -1,4 +1,4 @@
-"""Find fields of separated text, and read their numbers.
+"""Read the numbers of fields of text, and look at many bytes together.
 
 Exact, every bound checked. A field is a span ``[start, stop)`` of a byte array, so the same kernels read text
 columns of CSV and of Parquet files, whose offsets are spans already. Elements of lists in fields are spans,
