@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import compress, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,12 +212,15 @@ def find_dialect(starts: bytes) -> Split:
     told = re.match(rb'"?sep=([^"\r\n])"?\r*\n', starts)
     basis = Schema((), (), format="csv", skip=1 if told else 0)
     separators = [*_LONG_SEPARATORS, *"".join(_SEPARATORS)] if told is None else [told[1].decode("latin-1")]
+    is_there = [
+        (escape or "").encode() in starts and (quote != "'" or b"'" in starts) for quote, escape in _QUOTES
+    ]
+    quotes = list(compress(_QUOTES, is_there))
     tried = (
-        split_text(starts, replace(basis, separator=separator, quote=quote))
+        split_text(starts, replace(basis, separator=separator, quote=quote, escape=escape))
         for separator in separators
         if separator.encode() in starts
-        for quote in ('"', None, "'")
-        if quote in {'"', None} or b"'" in starts
+        for quote, escape in quotes
     )
     best = max(tried, key=lambda split: split.rank, default=split_text(starts, basis))
     # Two bars between fields look like one with an empty field between them.
@@ -229,8 +232,7 @@ def find_dialect(starts: bytes) -> Split:
     tried = (
         split_text(starts, replace(best.dialect, quote=quote, escape=escape, trim=trim))
         for trim in (False, True)
-        for quote, escape in _QUOTES
-        if (escape or "").encode() in starts and (quote != "'" or b"'" in starts)
+        for quote, escape in quotes
     )
     best = max(tried, key=lambda split: split.agreement)
     columns = [list(filter(None, texts_of(column))) for column in best.columns(best.usual[1:])]

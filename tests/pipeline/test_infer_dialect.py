@@ -55,6 +55,12 @@ def text_of(rows: list[list[str]] = ROWS, separator: str = ",", end: str = "\n")
         (text_of(ROWS[:9]) + "# a remark\n" + text_of(ROWS[9:]), dialect(comment="#")),
         ("// one\n" + text_of(ROWS[:9]) + "// two, three\n" + text_of(ROWS[9:]), dialect(comment="//")),
         (text_of([["#" + row[2], *row] for row in ROWS]), dialect()),
+        (
+            text_of(
+                [[row[0], "5 o'clock", '"a\x01\\"b"' if row[0] in "34" else "c"] for row in ROWS[1:]], "\x01"
+            ),
+            dialect(separator="\x01", escape="\\"),
+        ),
         (text_of([row[:1] for row in ROWS]), dialect()),
         (text_of([[row[0], "http://a/b", row[3]] for row in ROWS[1:]]), dialect()),
         (text_of([[row[0], "3|5|7"] for row in ROWS[1:]]), dialect()),
