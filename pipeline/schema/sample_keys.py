@@ -18,7 +18,7 @@ def read_labels(keys: Mapping[str, Any]) -> dict[str, Any]:
     value = keys.get("labels")
     if value is not None and "label" in keys:
         raise ConfigError(
-            "label and labels exclude each other", hint="the first of labels is the one that is trained on"
+            "label and labels exclude each other", hint="leave label out: the first of labels is trained on"
         )
     if value is not None and (not isinstance(value, list) or not value):
         raise ConfigError(f"labels must be a list of columns, got {shown(value)}")

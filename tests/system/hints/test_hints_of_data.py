@@ -429,7 +429,7 @@ def test_a_part_with_too_many_elements_is_made_smaller(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--out", "other", "--block-bytes", "8MiB")
 
 
-@follows("pipeline/schema/schema.py::check_name check_name#2 check_name#3 check_name#4 check_name#5")
+@follows("pipeline/schema/schema.py::check_name check_name#2 check_name#3 check_name#4 taken_name")
 def test_a_feature_is_renamed(shell: Shell) -> None:
     for name in ("ids", "dense.x", "x.texts", "file0001-x", "a/b"):
         write_csv()
@@ -440,6 +440,19 @@ def test_a_feature_is_renamed(shell: Shell) -> None:
         line = line.replace('"..." = {', f'"{name}" = {{').replace("kind = ...", 'kind = "text"')
         line = line.replace('name = "..."', 'name = "country"')
         shell.works(*preprocess("log.csv", SCHEMA.replace('country = "text"', line)), "--redo", "ingest")
+
+
+@follows("pipeline/raw/parquet_parts.py::ParquetParts._checked")
+def test_parts_that_another_version_cut_are_read_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa.parquet.write_table(pa.parquet.read_table("log.parquet"), "log.parquet", row_group_size=10)
+    command = preprocess("log.parquet", SCHEMA.replace('"csv"', '"parquet"'))
+    with monkeypatch.context() as patched:
+        patched.setattr("hotset.pipeline.raw.parquet_parts._FEW_GROUPS", 1000)
+        patched.setattr(ingest, "write_batch", interrupt_after(2, Killed))
+        with pytest.raises(Killed):
+            shell.run(*command, "--workers", "1")
+    assert shell.refused(*command) == "--redo ingest reads the log from its start"
+    shell.works(*command, "--redo", "ingest")
 
 
 @follows("pipeline/statistics/frequencies.py::frequency_statistics frequency_statistics#2")

@@ -38,6 +38,7 @@ from hotset.train.checkpoints.source_run import _open_maps, _read_map, _refuse_n
 from hotset.train.config import ChosenExchange, TrainConfig
 from hotset.train.data.batch import MicroBatches
 from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
+from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.metrics import ScoreCounter, words_for
@@ -469,6 +470,34 @@ def test_a_loop_of_ones_own_is_started_by_itself(tmp_path: Path, monkeypatch: py
     assert hint.startswith("hotset.fit trains your module on ranks; or start this program by itself")
     launched(monkeypatch, rank=0, num_ranks=1)
     hotset.nn.Embeddings(folder)
+
+
+@follows("train/own_loop.py::Embeddings._refuse_large Embeddings._refuse_pending")
+def test_a_loop_of_ones_own_adds_gradients_of_several_batches(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    batches = list(ShardDataset(folder))[:4]
+    large = hotset.nn.Embeddings(folder, placement="hybrid-uva")
+    reading = large.read_ahead(batches, batches_per_step=2)
+    assert hint_of(lambda: next(reading)) == "another placement runs such a step in passes"
+
+    embeddings = hotset.nn.Embeddings(folder, placement="hybrid")
+
+    def backward(batch: dict[str, Any]) -> None:
+        sum(each.sum() for each in embeddings(batch).values()).backward()
+
+    reading = embeddings.read_ahead(batches)
+    backward(next(reading))
+    hint = hint_of(lambda: next(reading))
+    assert "call step() after each batch, or zero_grad()" in hint and "batches_per_step=K" in hint
+    embeddings.zero_grad()
+    for batch in embeddings.read_ahead(batches):
+        backward(batch)
+        embeddings.step()
+    reading = embeddings.read_ahead(batches, batches_per_step=2)
+    for _ in range(2):
+        backward(next(reading))
+        backward(next(reading))
+        embeddings.step()
 
 
 @follows("train/data/batch.py::MicroBatches.__post_init__")
