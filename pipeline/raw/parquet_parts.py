@@ -86,8 +86,8 @@ VALUE_BYTES = 8
 _TEXTS = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _SHORT_TEXT_BYTES = 64
 """Average length from which on the texts of a column count with all of their bytes."""
-
-
+_MOST_NUMBERED_BYTES = 16 << 20
+"""Texts of a row group that are numbered; most writers number 1 MB."""
 _FEW_GROUPS = 16
 """Row groups up to which each stays a part, as it always was; more would cost more than their rows."""
 
@@ -170,11 +170,14 @@ class ParquetParts:
         """
         if not footer.num_row_groups:
             return []
-        group = footer.row_group(0)
-        chunks = [group.column(number) for number in range(group.num_columns)]
-        numbered = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
-        texts = [name for name in self._names if is_text(fields.field(name).type)]
-        return [name for name in texts if name in numbered and not is_fixed_text(fields.field(name).type)]
+        first = footer.row_group(0)
+        numbers = {first.column(number).path_in_schema: number for number in range(first.num_columns)}
+        texts = [name for name in self._names if is_text(fields.field(name).type) and name in numbers]
+        texts = [name for name in texts if not is_fixed_text(fields.field(name).type)]
+        for number in range(footer.num_row_groups):
+            group = footer.row_group(number)
+            texts = [name for name in texts if _is_numbered(group.column(numbers[name]))]
+        return texts
 
     def _check_columns(self, fields: Any) -> None:
         partitions = self._file.partitions
@@ -328,6 +331,16 @@ class ParquetParts:
                 raise ManifestError(f"{entry.path} is said to have {num_rows} rows of {self._file.path}")
             row += num_rows
         return names
+
+
+def _is_numbered(chunk: Any) -> bool:
+    """Return whether all texts of a row group are numbered.
+
+    A writer stops numbering where they are too many. Their bytes then show in the footer, and numbers would
+    hold all of them at once.
+    """
+    most = VALUE_BYTES * chunk.num_values + _MOST_NUMBERED_BYTES
+    return bool(chunk.has_dictionary_page and chunk.total_uncompressed_size <= most)
 
 
 def _is_of(path: str, column: str) -> bool:

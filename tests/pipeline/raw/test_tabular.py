@@ -553,6 +553,27 @@ def test_a_run_whose_parts_another_version_cut_is_refused(tmp_path: Path) -> Non
     assert caught.value.hint == "--redo ingest reads the log from its start"
 
 
+def test_a_row_group_of_different_long_texts_is_not_held_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer begins to number them, and stops."""
+    texts = [f"{number:012000d}" for number in range(6000)]
+    pq.write_table(pa.table({"d": texts}), tmp_path / "log")
+    assert pq.ParquetFile(tmp_path / "log").metadata.row_group(0).column(0).has_dictionary_page
+    held: list[int] = []
+    parse = parquet_parts.parse_batch
+
+    def parse_and_note(batch: Any, *arguments: Any, **settings: Any) -> Part:
+        held.append(pa.total_allocated_bytes())
+        return parse(batch, *arguments, **settings)
+
+    monkeypatch.setattr(parquet_parts, "parse_batch", parse_and_note)
+    config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'", block_bytes=ByteSize(1 << 20))
+    before = pa.total_allocated_bytes()
+    columns = ingest([tmp_path / "log"], config, tmp_path / "out", Resources(workers=1))
+    assert columns.num_samples == 6000 and max(held) - before < 40_000_000
+
+
 def test_texts_that_the_file_has_once_are_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["x" * 50_000, "y" * 50_000, None]
     pq.write_table(pa.table({"d": [texts[number % 3] for number in range(3000)]}), tmp_path / "log")
