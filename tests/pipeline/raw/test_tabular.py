@@ -561,13 +561,12 @@ def test_a_row_group_of_different_long_texts_is_not_held_whole(
     pq.write_table(pa.table({"d": texts}), tmp_path / "log")
     assert pq.ParquetFile(tmp_path / "log").metadata.row_group(0).column(0).has_dictionary_page
     held: list[int] = []
-    parse = parquet_parts.parse_batch
 
-    def parse_and_note(batch: Any, *arguments: Any, **settings: Any) -> Part:
+    def parse(batch: Any, schema: Schema, **settings: Any) -> Part:
         held.append(pa.total_allocated_bytes())
-        return parse(batch, *arguments, **settings)
+        return parse_batch(batch, schema, **settings)
 
-    monkeypatch.setattr(parquet_parts, "parse_batch", parse_and_note)
+    monkeypatch.setattr(parquet_parts, "parse_batch", parse)
     config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'", block_bytes=ByteSize(1 << 20))
     before = pa.total_allocated_bytes()
     columns = ingest([tmp_path / "log"], config, tmp_path / "out", Resources(workers=1))
