@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
-from .schema import KINDS, SAMPLE_TIME, TIME_CODES, TIME_UNITS, LabelRule, Pairs, shown
+from .schema import KINDS, SAMPLE_TIME, TIME_CODES, TIME_UNITS, LabelRule, Pairs, quoted, shown
 
 _LABEL_FORMS = '"NAME", { column = "NAME", above = 3 } or { column = "NAME", positive = ["yes"] }'
 
@@ -78,9 +78,10 @@ def read_group(keys: Mapping[str, Any], kinds: Sequence[tuple[str, str]]) -> tup
     if is_name(value):
         found = {kind for column, kind in kinds if column == value and kind in KINDS}
         if len(found) != 1:
+            written = f'group = {{ column = {quoted(value)}, kind = "text" }}'
             raise ConfigError(
                 f"group must say the kind of column {value!r}, which no feature decides",
-                hint=f'write group = {{ column = "{value}", kind = "text" }}, or one of {", ".join(KINDS)}',
+                hint=f"write {written}, or one of {', '.join(KINDS)}",
             )
         return value, found.pop()
     is_right = isinstance(value, dict) and value.keys() == {"column", "kind"} and is_name(value["column"])

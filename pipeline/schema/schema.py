@@ -8,6 +8,7 @@ was probably meant, and reads settings by feature: ``C3=10,C5=2`` on the command
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import zoneinfo
 from collections.abc import Iterable, Mapping, Sequence
@@ -263,7 +264,7 @@ def taken_name(name: str) -> ConfigError:
     """Return the error for a feature with the name of a column of samples."""
     return ConfigError(
         f"a feature cannot be called {name!r}: shards have a column of that name",
-        hint=f'rename it: under [sparse] or [dense], {name} = {{ kind = ..., name = "..." }}',
+        hint=f'rename it: under [sparse] or [dense], {key_of(name)} = {{ kind = ..., name = "..." }}',
     )
 
 
@@ -331,6 +332,16 @@ def shown(value: Any) -> str:
     """Return a value as a message shows it, cut short."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def key_of(name: str) -> str:
+    """Return a name as a key of TOML."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
+
+
+def quoted(text: str) -> str:
+    """Quote a TOML basic string; JSON's escapes are TOML's too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class FeatureSettings(tuple[tuple[str, int], ...]):

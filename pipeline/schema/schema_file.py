@@ -42,7 +42,9 @@ from .schema import (
     Schema,
     check_name,
     find_columns,
+    key_of,
     nearest,
+    quoted,
     refuse_twice,
     shown,
     taken_name,
@@ -490,9 +492,9 @@ def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
     """Write a schema as TOML that `read_schema` reads; ``notes`` become comments after the columns."""
     notes = notes or {}
     # Keys of the file itself come first: below [dense] or [sparse] they would belong to that table.
-    lines = [f"format = {_quoted(schema.format)}"]
+    lines = [f"format = {quoted(schema.format)}"]
     if schema.format == "csv":
-        lines += [f"separator = {_quoted(schema.separator)}", f"header = {str(not schema.fields).lower()}"]
+        lines += [f"separator = {quoted(schema.separator)}", f"header = {str(not schema.fields).lower()}"]
         lines += _lines_of_text(schema)
     if schema.missing:
         lines.append(_list("missing", schema.missing))
@@ -500,7 +502,7 @@ def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
         lines.append(_list("fields", schema.fields))
     lines += _lines_of_samples(schema)
     if schema.zone:
-        lines.append(f"zone = {_quoted(schema.zone)}")
+        lines.append(f"zone = {quoted(schema.zone)}")
     # Dense columns are a plain list as long as none of them has a setting.
     renamed = dict(schema.renamed)
     if not (schema.floats or schema.untransformed or any(name in renamed for name in schema.dense)):
@@ -530,7 +532,7 @@ def _lines_of_samples(schema: Schema) -> Iterator[str]:
         format = dict(schema.time_formats).get(SAMPLE_TIME, "")
         yield f"time = {_table('column', column, _if_any(unit=unit, format=format))}"
     if schema.weight is not None:
-        yield f"weight = {_quoted(schema.weight)}"
+        yield f"weight = {quoted(schema.weight)}"
     if schema.group is not None:
         column, kind = schema.group
         yield f"group = {_table('column', column, {'kind': kind})}"
@@ -602,7 +604,7 @@ def _entries(
         if len(tables) == 1 and len(keys) == 1:
             value = _value(keys["kind"])
         note = f"  # {notes[of_column[0]]}" if of_column[0] in notes else ""
-        yield f"{_key(column)} = {value}{note}"
+        yield f"{key_of(column)} = {value}{note}"
 
 
 def _if_any(**keys: Any) -> dict[str, Any]:
@@ -612,7 +614,7 @@ def _if_any(**keys: Any) -> dict[str, Any]:
 def _table(key: str, value: str, others: Mapping[str, Any]) -> str:
     """Write a value alone where there are no other keys, else a table of them all."""
     if not others:
-        return _quoted(value)
+        return quoted(value)
     keys = {key: value} | dict(others)
     return "{ " + ", ".join(f"{name} = {_value(each)}" for name, each in keys.items()) + " }"
 
@@ -620,17 +622,8 @@ def _table(key: str, value: str, others: Mapping[str, Any]) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
-    return _quoted(value) if isinstance(value, str) else str(value).lower()
+    return quoted(value) if isinstance(value, str) else str(value).lower()
 
 
 def _list(key: str, names: Iterable[str]) -> str:
-    return f"{key} = [{', '.join(map(_quoted, names))}]"
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
-
-
-def _quoted(text: str) -> str:
-    """Quote a TOML basic string; JSON's escapes are TOML's too."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"{key} = [{', '.join(map(quoted, names))}]"
