@@ -113,8 +113,8 @@ class Shards:
             # A log without labels can be preprocessed, but neither trained on nor evaluated.
             if not totals.has_label:
                 raise ShardError(
-                    f"{manifest.folder} has no labels: its log was read with --no-label",
-                    hint="only `hotset predict RUN LOG --no-label --out FILE` needs no labels",
+                    f"{manifest.folder} has no labels: its log was read without them",
+                    hint='preprocess again without --no-label, and with label = "COLUMN" in your schema',
                 )
             self.embedding_dim = totals.embedding_dim
             self.embedding_optimizer = totals.embedding_optimizer
