@@ -78,7 +78,15 @@ def infer_label(
     others = [each for each in candidates if each.rank is None]
     choice = named or [each for each in others if each.is_clear and not has_names]
     if not choice:
-        return InferredLabel(None, tuple(each.name for each in others), notes=(_nothing_chosen(others),))
+        notes = [_nothing_chosen(others)]
+        rest = [column for column in inferred if column.num_distinct > 2 and _is_plain(column.name)]
+        notes += [
+            f"{column.name!r} is called like a label, but has {column.num_distinct:,} distinct values, among "
+            "them text. A footer, or a word for a missing value?"
+            for column in rest
+            if column.kind == "text" and not column.is_list
+        ]
+        return InferredLabel(None, tuple(each.name for each in others), notes=tuple(notes))
     chosen = choice[0]
     rivals = tuple(each.name for each in candidates if each is not chosen)
     notes = []
@@ -91,6 +99,8 @@ def infer_label(
     elif chosen.rank and not _is_plain(chosen.name) and others:
         notes.append(f"The label is {chosen.name!r} by a word of its name. Or is it {_listed(rivals)}?")
     notes += [chosen.note] if chosen.note else []
+    if next(column for column in inferred if column.name == chosen.name).num_distinct == 1:
+        notes.append(f"All values of {chosen.name!r} are the same: nothing can be learned from these rows.")
     other_names = tuple(each.name for each in named[1:])
     return InferredLabel(chosen.name, rivals, other_names, chosen.above, chosen.positive, tuple(notes))
 

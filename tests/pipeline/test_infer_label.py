@@ -119,6 +119,15 @@ def test_rivals_are_listed() -> None:
     assert found.notes == ("The label is a guess: a is the first column of zeros and ones; so are 'b'.",)
 
 
+def test_a_label_that_cannot_be_one_or_says_nothing_is_remarked() -> None:
+    found = found_in({"click": ["0", "1", "Total"], "user": ["7", "8", "9"]})
+    assert (
+        found.name is None and "'click' is called like a label, but has 3 distinct values" in found.notes[1]
+    )
+    found = found_in({"click": ["0", "0", "0"], "user": ["7", "8", "9"]})
+    assert found.name == "click" and "All values of 'click' are the same" in found.notes[-1]
+
+
 def test_a_column_that_knows_the_label_says_how() -> None:
     clicked = np.arange(300) % 2 == 0
     columns = {
