@@ -59,6 +59,8 @@ class Sample:
     """Whether the lines are the whole log."""
     places: str
     """Description of where the lines are."""
+    num_known: int
+    """Lines from the beginning, whose numbers are those of the log."""
     is_guessed: bool = False
     """Whether another encoding would do as well."""
 
@@ -75,18 +77,27 @@ def read_sample(file: RawFile) -> Sample:
     encoding, is_guessed = _encoding_of(first.lines.tobytes())
     if encoding == UTF_8 and not first.lines.all():
         raise InputError(f"{file.path} is neither Parquet nor text: its first lines have bytes of 0")
+    start = first.lines.tobytes().rstrip(b"\n")
+    if start.count(b"\r") > 1 and b"\n" not in start:
+        raise InputError(
+            f"{file.path} ends its lines with a carriage return alone",
+            hint=f"`tr '\\r' '\\n' < {file.path.name} > log.csv` writes lines that are read",
+        )
     blocks = iterate_blocks(file, _CHUNK_BYTES, encoding=encoding)
     chunks = [block.read().lines.tobytes() for block in islice(blocks, 3)]
     is_whole = next(blocks, None) is None
     places = "its first 3 MiB"
+    known = chunks
     if file.compression is None and encoding == UTF_8 and not is_whole:
         places = f"the first, the middle and the last MiB of {format_byte_size(file.num_bytes)}"
         starts = (file.num_bytes // 2, file.num_bytes - _CHUNK_BYTES)
+        known = chunks[:1]
         chunks[1:] = [PlainBlock(file, start, _CHUNK_BYTES, False).read().lines.tobytes() for start in starts]
     chunks[0] = chunks[0].removeprefix(codecs.BOM_UTF8)
     rests = [chunk.split(b"\n", _TRIED_LINES)[_TRIED_LINES:] for chunk in chunks]
     heads = [chunk.removesuffix(b"".join(rest)) for chunk, rest in zip(chunks, rests, strict=True)]
-    return Sample(b"".join(chunks), b"".join(heads), encoding, is_whole, places, is_guessed)
+    num_known = sum(chunk.count(b"\n") for chunk in known)
+    return Sample(b"".join(chunks), b"".join(heads), encoding, is_whole, places, num_known, is_guessed)
 
 
 def _encoding_of(start: bytes) -> tuple[str, bool]:
@@ -135,6 +146,11 @@ class Split:
         """Share of these records."""
         return float(self.usual.shape[0] / max(1, self.counts.shape[0]))
 
+    @property
+    def has_header(self) -> bool:
+        """Whether the first record is one of them."""
+        return bool(self.usual.size) and bool(self.usual[0] == 0)
+
     def columns(self, records: NDArray[np.intp]) -> list[Spans]:
         """Return each field of records as a column."""
         ends = zip(self.starts[: self.num_fields], self.stops[: self.num_fields], strict=True)
@@ -155,13 +171,12 @@ class Split:
         num_typed = sum(all(map(_TYPED.fullmatch, texts_of(column))) for column in columns)
         # A few odd lines do not speak against a separator, but a header that it does not split does.
         share = self.agreement if self.agreement < 0.9 else 1.0
-        has_header = bool(self.usual.size) and self.usual[0] == 0
         is_sure = self.num_fields > 1 and separator != " "  # blanks may follow any separator
         return (
             is_sure and share == 1,
             self.num_fields > 1,
             share,
-            has_header,
+            self.has_header,
             -tier,
             num_typed,
             self.num_fields,
@@ -231,10 +246,11 @@ def find_dialect(starts: bytes) -> Split:
     # The usual quotes, unless others split more; an apostrophe where a whole column has it around.
     tried = (
         split_text(starts, replace(best.dialect, quote=quote, escape=escape, trim=trim))
-        for trim in (False, True)
         for quote, escape in quotes
+        for trim in (False, True)
     )
-    best = max(tried, key=lambda split: split.agreement)
+    # Without quotes, each half of a record of two lines may have as many fields as others, but the header.
+    best = max(tried, key=lambda split: (split.has_header, split.agreement))
     columns = [list(filter(None, texts_of(column))) for column in best.columns(best.usual[1:])]
     if any(column and all(map(_APOSTROPHES.fullmatch, column)) for column in columns):
         best = split_text(starts, replace(best.dialect, quote="'"))

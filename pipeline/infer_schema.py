@@ -26,7 +26,7 @@ from .raw.criteo import tells_label
 from .raw.json_parts import first_rows
 from .raw.log_files import example_file
 from .raw.parquet_parts import open_parquet
-from .raw.part import iterate_blocks, without_mark
+from .raw.part import UTF_8, iterate_blocks, without_mark
 from .raw.raw_file import RawFile
 from .raw.recognise import recognise
 from .raw.tabular import MISSING_WORDS
@@ -125,7 +125,7 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
     dated = ", ".join(file.partitions)
     if not dated:
         return proposal
-    note = f"The names of folders give each file {dated}: named under [sparse], it is a column as any other."
+    note = f"The names of folders give each file {dated}: named in the schema, it is a feature or the label."
     return replace(proposal, notes=(*proposal.notes, note))
 
 
@@ -228,9 +228,13 @@ def _text_rows(file: RawFile, num_rows: int) -> _Rows:
     rows = _spread(np.setdiff1d(all_rows, twins), num_rows)
     if not rows.size:
         raise InputError(f"{file.path} has a header and no rows")
-    notes = [header.note, _odd_lines(split, first)]
+    notes = [header.note, _odd_lines(split, first, sample.num_known)]
     if sample.is_guessed:
         notes.append("The encoding is a guess: the first line is not UTF-8.")
+    elif sample.encoding == UTF_8 and not _is_utf8(sample.text):
+        notes.append(
+            "Some values are not UTF-8: they are read as bytes, unless encoding = ... says what they are."
+        )
     if twins:
         notes.append(f"Lines that repeat the header: {len(twins):,}. Ingest refuses or skips them.")
     places = "which are all" if sample.is_whole else f"from {sample.places}"
@@ -244,6 +248,14 @@ def _text_rows(file: RawFile, num_rows: int) -> _Rows:
         tuple(filter(None, notes)),
         has_names=header.has_names,
     )
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _spread(rows: NDArray[np.intp], num_rows: int) -> NDArray[np.intp]:
@@ -265,7 +277,7 @@ def _like_header(split: Split, line: tuple[str, ...]) -> list[int]:
     return [row for row in alike if tuple(split.fields_of(row)) == line]
 
 
-def _odd_lines(split: Split, first: int) -> str:
+def _odd_lines(split: Split, first: int, num_known: int) -> str:
     """Return what to know of the lines that have another number of fields than most."""
     odd = np.flatnonzero(split.counts != split.num_fields)
     odd = odd[odd >= first]
@@ -274,9 +286,11 @@ def _odd_lines(split: Split, first: int) -> str:
     found = f"{_fields(split.counts[odd[0]])}, want {split.num_fields}"
     if odd[0] == split.counts.shape[0] - 1:
         return f"The last line has {found}: ingest refuses a footer, or skips it."
+    line = int(split.lines[odd[0]])
+    which = f"Line {line:,}" if line <= num_known else "One in the middle or at the end"
     return (
         f"Not looked at: {odd.shape[0]:,} of {split.counts.shape[0] - first:,} lines. "
-        f"Line {split.lines[odd[0]]:,} has {found}. Ingest refuses such lines, or counts and skips them."
+        f"{which} has {found}. Ingest refuses such lines, or counts and skips them."
     )
 
 
@@ -311,7 +325,11 @@ def _header_of(split: Split) -> _Header:
         line = int(split.lines[num_titles - 1])
         return _Header(named, replace(dialect, skip=line, fields=named), note=note)
     named = tuple(f"field{number}" for number in range(1, len(names) + 1))
-    return _Header(named, replace(dialect, fields=named), has_names=False)
+    note = ""
+    if title:
+        above = f"Line {split.lines[num_titles - 1]:,} has {_fields(len(title))} and the rows {len(names)}"
+        note = f"{above}: it is skipped, and the names in fields are made up."
+    return _Header(named, replace(dialect, fields=named), note=note, has_names=False)
 
 
 def _without_twins(names: Sequence[str]) -> tuple[str, ...]:

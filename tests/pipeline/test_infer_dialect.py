@@ -34,6 +34,7 @@ def text_of(rows: list[list[str]] = ROWS, separator: str = ",", end: str = "\n")
         (text_of([row[:2] for row in ROWS], " "), dialect(separator=" ")),
         (text_of(separator=", "), dialect(trim=True)),
         (text_of(separator=" | "), dialect(separator="|", trim=True)),
+        (text_of([[f'"{each}"' for each in row] for row in ROWS], " , "), dialect(trim=True)),
         (text_of(end="\r\n"), dialect()),
         (text_of(end="\r\r\n"), dialect()),
         ("sep=;\n" + text_of(separator=";"), dialect(separator=";", skip=1)),
@@ -77,6 +78,15 @@ def test_the_dialect_that_splits_most_lines_alike_is_taken(text: str, wanted: Sc
 def records_of(text: str, dialect: Schema) -> list[tuple[int, list[str]]]:
     split = split_text(text.encode(), dialect)
     return [(int(line), split.fields_of(record)) for record, line in enumerate(split.lines)]
+
+
+def test_quotes_hold_where_each_half_of_a_record_has_as_many_fields() -> None:
+    header = "id,label,said,user\n"
+    records = "".join(f'{row},{row % 2},"a{row}\nb, c",7\n' for row in range(200))
+    cut = "".join((header + records).splitlines(keepends=True)[:300])  # in the middle of a record
+    split = find_dialect(cut.encode())
+    assert split.dialect == dialect()
+    assert split.fields_of(1) == ["0", "0", "a0\nb, c", "7"]
 
 
 def test_records_are_split_as_the_dialect_says() -> None:
@@ -132,7 +142,12 @@ def test_a_large_log_is_read_at_its_beginning_middle_and_end(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("content", "fault"), [(b"", "is empty"), (bytes(range(256)) * 9, "neither Parquet nor")]
+    ("content", "fault"),
+    [
+        (b"", "is empty"),
+        (bytes(range(256)) * 9, "neither Parquet nor"),
+        (b"a,b\r1,2\r", r"ends its lines with a carriage return alone\n.*tr"),
+    ],
 )
 def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, fault: str) -> None:
     with pytest.raises(InputError, match=fault):

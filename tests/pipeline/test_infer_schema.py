@@ -94,6 +94,23 @@ def test_lines_that_are_split_otherwise_are_counted(tmp_path: Path) -> None:
     assert "# Not looked at: 60 of 150 lines. Line 5 has 3 fields, want 2." in proposal.text
 
 
+def test_an_odd_line_has_a_number_only_if_the_lines_above_it_were_looked_at(tmp_path: Path) -> None:
+    lines = ["user,label"] + [f"{row % 977},{row % 2}" for row in range(700_000)]
+    for number, which in ((400_000, "One in the middle or at the end"), (7, "Line 8")):
+        lines[number] += ","
+        proposal = proposed(tmp_path / "log.csv", "\n".join(lines) + "\n")
+        assert f"lines. {which} has 3 fields, want 2." in proposal.text
+
+
+def test_values_in_another_encoding_are_remarked(tmp_path: Path) -> None:
+    rows = "Köln,1\nMünchen,0\n" * 30
+    remark = "# Some values are not UTF-8: they are read as bytes, unless encoding = ... says what they are."
+    for encoding in ("utf-8", "latin-1"):
+        (tmp_path / "log.csv").write_bytes(f"city,label\n{rows}".encode(encoding))
+        lines = propose_schema(tmp_path / "log.csv").text.splitlines()
+        assert (remark in lines) == (encoding == "latin-1")
+
+
 @pytest.mark.parametrize(
     ("text", "keys"),
     [
@@ -125,6 +142,15 @@ def test_footers_and_repeated_headers_are_remarked(tmp_path: Path) -> None:
     assert proposal.num_rows == 120 and proposal.schema.kind_of == {"user": "integer"}
     assert "# The last line has 1 field, want 2: ingest refuses a footer, or skips it." in proposal.text
     assert "# Lines that repeat the header: 1. Ingest refuses or skips them." in proposal.text
+
+
+def test_a_header_of_more_names_than_fields_is_remarked(tmp_path: Path) -> None:
+    proposal = proposed(tmp_path / "log", "user,item,label\n" + "7,1\n8,0\n" * 30)
+    assert proposal.schema.skip == 1
+    assert (
+        "# Line 1 has 3 fields and the rows 2: it is skipped, and the names in fields are made up."
+        in proposal.text
+    )
 
 
 def test_a_header_alone_is_no_log(tmp_path: Path) -> None:
