@@ -213,6 +213,8 @@ def _text_rows(file: RawFile, num_rows: int) -> _Rows:
     """
     sample = read_sample(file)
     tried = find_dialect(sample.starts)
+    if not tried.counts.size:
+        raise InputError(f"{file.path} has no rows")
     if 2 * tried.usual.shape[0] <= max(0, tried.counts.shape[0] - 1):
         raise InputError(
             f"{file.path}: no separator splits most lines into equally many fields; with "

@@ -154,6 +154,9 @@ def test_a_header_of_more_names_than_fields_is_remarked(tmp_path: Path) -> None:
 
 
 def test_a_header_alone_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("\n\n\n")
+    with pytest.raises(InputError, match="has no rows"):
+        propose_schema(tmp_path / "log.csv")
     (tmp_path / "log.csv").write_text("user,label\n")
     with pytest.raises(InputError, match="has a header and no rows"):
         propose_schema(tmp_path / "log.csv")
