@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -301,7 +302,9 @@ def ingest(
         output.abandon()
         raise
     if not any(entry.num_samples for entry in output.finished.values()):
-        raise InputError(f"{files[0].path}: the log is empty: it has no samples")
+        num_bad = sum(tally.bad.total() for tally in tallies)
+        but = f", but bad lines: {num_bad:,}" if num_bad else ""
+        raise InputError(f"{files[0].path}: the log is empty: it has no samples{but}")
     return output.seal(_totals(files, tallies, config, output))
 
 
@@ -485,11 +488,12 @@ def _check_bad_lines(
     most = config.max_bad_fraction or 0.0
     if tally.bad.total() <= most * (tally.lines + max_lines_left):
         return
+    enough = ceil(100 * tally.bad.total() / tally.lines) / 100
     reasons = ", ".join(f"{count} {reason}" for reason, count in tally.bad.most_common())
     raise InputError(
         f"{file.path}: {tally.bad.total()} of the first {tally.lines} lines are bad ({reasons}), "
         f"more than the fraction {most:g} that may be skipped",
-        hint="look at the file, or allow a larger share, as in --on-bad-line skip:0.01",
+        hint=f"look at the file, or allow a larger share: --on-bad-line skip:{enough:g}",
     )
 
 

@@ -217,7 +217,15 @@ def test_too_many_skipped_lines_are_refused(
         f"{raw}: 3 of the first 75 lines are bad (2 field_count, 1 bad_label), "
         f"more than the fraction {fraction} that may be skipped"
     )
-    assert "--on-bad-line skip:" in str(caught.value.hint)
+    remedy = str(caught.value.hint).rpartition("--on-bad-line ")[2]
+    assert remedy == "skip:0.04"
+    assert ingest([raw], config(on_bad_line=remedy), tmp_path / "out").num_samples == 72
+
+
+def test_a_log_whose_lines_are_all_skipped_says_so(tmp_path: Path) -> None:
+    raw = write(tmp_path / "log.tsv", b"nothing like a log\n" * 9)
+    with pytest.raises(InputError, match="it has no samples, but bad lines: 9"):
+        ingest([raw], config(on_bad_line="skip:1"), tmp_path / "out")
 
 
 def test_a_hopeless_file_is_not_read_to_its_end(tmp_path: Path, rng: np.random.Generator) -> None:
