@@ -211,11 +211,12 @@ class ParquetParts:
     def _runs(self, footer: Any) -> list[_Run]:
         """Return the row groups by those that are read together."""
         fitting: list[list[_Run]] = []
+        chunks = self._chunks(footer)
         row = 0
         filled = 0.0
         for number in range(footer.num_row_groups):
             group = footer.row_group(number)
-            run = _Run(range(number, number + 1), row, group.num_rows, self._rows_of_part(group))
+            run = _Run(range(number, number + 1), row, group.num_rows, self._rows_of_part(group, chunks))
             # As shares of a part: a group joins those before it while they fit in one with it.
             filled += run.num_rows / run.rows_of_part
             if not fitting or filled > 1 or not self._can_join:
@@ -298,14 +299,21 @@ class ParquetParts:
                 yield batch.slice(first, stop - first)
                 first = stop
 
-    def _rows_of_part(self, group: Any) -> int:
+    def _chunks(self, footer: Any) -> list[tuple[int, str]]:
+        """Return the numbers of the chunks that are read of each row group, and their columns."""
+        found = []
+        for number in range(len(footer.schema)):
+            path = footer.schema.column(number).path
+            column = next((each for each in self._names if _is_of(path, each)), None)
+            if column is not None:
+                found.append((number, column))
+        return found
+
+    def _rows_of_part(self, group: Any, chunks: Sequence[tuple[int, str]]) -> int:
         """Return how many rows have ``block_bytes`` of values, with lists and texts of average length."""
         num_bytes = 0.0
-        for number in range(group.num_columns):
+        for number, column in chunks:
             chunk = group.column(number)
-            column = next((each for each in self._names if _is_of(chunk.path_in_schema, each)), None)
-            if column is None:
-                continue
             num_values = chunk.num_values if column in self._lists else group.num_rows
             # The footer has the bytes of the values as they are encoded, without compression.
             value_bytes = chunk.total_uncompressed_size / max(chunk.num_values, 1)
