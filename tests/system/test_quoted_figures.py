@@ -199,6 +199,17 @@ def checkouts(result: Result) -> list[str]:
     ]
 
 
+def logs(result: Result) -> list[str]:
+    """Memory, reading of other forms, and small parts."""
+    settings, speeds, small = result["settings"], result["speeds"], result["small_parts"]
+    found = [f"{max(each['of_cap'] for each in result['memory']):.2f}"]
+    for format in ("csv", "parquet"):
+        found += [f"{speeds[format]['over_other']['cpu']:.2f}x", f"{speeds[format]['over_polars']['cpu']:.2f}"]
+    found += [f"{small[name]['cpu']:.1f}" for name in ("groups_over_one", "files_over_one")]
+    found += [f"{settings[name]:,}" for name in ("samples", "groups", "files", "columns", "megabytes")]
+    return [*found, "5,000", "2,000", "40", "20", "66", "1"]
+
+
 def window(result: Result) -> list[str]:
     """Return samples of logs, the worst excess of all results, and the worst CPU time by batch size."""
     names = ("window", "window-12m", "window-45m")
@@ -424,6 +435,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "placements-plan-2m-original": placement_plans,
     "checkouts": checkouts,
     "window": window,
+    "logs": logs,
     "window-12m": window,
     "window-45m": window,
     "gpu-day": gpu_day,

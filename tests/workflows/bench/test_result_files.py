@@ -34,6 +34,7 @@ SCRIPTS = {
     "host-steps": "host_steps",
     "window": "window",
     "checkouts": "checkouts",
+    "logs": "logs",
     "gpu-day": "gpu_day",
 }
 """For each result, by the beginning of its name, what makes it today."""
