@@ -142,7 +142,7 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
         hints.append(f"if these are times, write: {other.line}")
     if isinstance(values, Spans) and kind == "text":
         lists, is_certain, remark = infer_list(texts_of(values))
-        hints += [remark] if remark else []
+        hints += [each for each in (remark, _odd_values(values)) if each]
         if lists is not None:
             kind, found = next(_fitting_kinds(ListSpans(values, lists)))
             other = _described(name, kind, found, lists)
@@ -165,6 +165,19 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
             becomes = ", which log1p turns into 0" if is_transformed else ""
             notes = [f"{column.note}, {negative} negative{becomes}"]
     return replace(column, note="; ".join([*notes, *hints]), is_transformed=is_transformed)
+
+
+_FEW_ODD = 0.05
+"""Share of values that are no numbers up to which a column of text was meant to be one of numbers."""
+
+
+def _odd_values(values: Spans) -> str:
+    """Return a remark on the few values that keep a column from being one of numbers."""
+    states = read_column(values, "float").states
+    num_odd, num_values = int(np.count_nonzero(states == BAD)), int(np.count_nonzero(states != MISSING))
+    if not 0 < num_odd <= _FEW_ODD * num_values:
+        return ""
+    return f"{num_odd:,} of {num_values:,} values {'is no number' if num_odd == 1 else 'are no numbers'}"
 
 
 def _described(

@@ -144,6 +144,15 @@ def test_numbers_with_commas_prose_and_objects_are_no_lists(texts: list[str], no
     assert (found.kind, found.lists) == ("text", None) and note in found.note and "if these" not in found.note
 
 
+def test_a_few_values_that_are_no_numbers_are_remarked() -> None:
+    numbers = [str(number % 20) for number in range(99)]
+    found = of_text([*numbers, "abc", ""])
+    assert found.kind == "text" and "1 of 100 values is no number" in found.note
+    assert "5 of 104 values are no numbers" in of_text([*numbers, *"abcde"]).note
+    assert "no number" not in of_text([*numbers, *"abcdef"]).note
+    assert "no number" not in of_text([f"{number:03}" for number in range(99)] * 2).note
+
+
 def test_lists_that_end_with_a_separator_are_remarked() -> None:
     assert "2 of them end with '|', so with a missing element" in of_text(["1|2|", "2|1|", "1|2"]).note
 

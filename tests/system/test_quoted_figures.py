@@ -204,7 +204,10 @@ def logs(result: Result) -> list[str]:
     settings, speeds, small = result["settings"], result["speeds"], result["small_parts"]
     found = [f"{max(each['of_cap'] for each in result['memory']):.2f}"]
     for format in ("csv", "parquet"):
-        found += [f"{speeds[format]['over_other']['cpu']:.2f}x", f"{speeds[format]['over_polars']['cpu']:.2f}"]
+        found += [
+            f"{speeds[format]['over_other']['cpu']:.2f}x",
+            f"{speeds[format]['over_polars']['cpu']:.2f}",
+        ]
     found += [f"{small[name]['cpu']:.1f}" for name in ("groups_over_one", "files_over_one")]
     found += [f"{settings[name]:,}" for name in ("samples", "groups", "files", "columns", "megabytes")]
     return [*found, "5,000", "2,000", "40", "20", "66", "1"]
