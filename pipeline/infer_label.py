@@ -16,6 +16,7 @@ from .infer_times import texts_of
 from .raw.column_values import Form, read_column
 from .raw.text_fields import BAD, GOOD
 from .raw.text_lists import Spans
+from .schema.schema import quoted
 
 _WORDS = (
     {"label", "labels", "target", "y"},
@@ -96,6 +97,10 @@ def infer_label(
     elif named[1:]:
         called = _listed([each.name for each in named[1:]])
         notes.append(f"The label is {chosen.name!r}. Called like labels as well, so left out: {called}.")
+        plain = [each.name for each in named if each.above is None and not each.positive]
+        if chosen.name in plain[:1] and plain[1:]:
+            kept = ", ".join(map(quoted, plain))
+            notes.append(f"To keep labels beside it, write labels = [{kept}] in place of label.")
     elif chosen.rank and not _is_plain(chosen.name) and others:
         notes.append(f"The label is {chosen.name!r} by a word of its name. Or is it {_listed(rivals)}?")
     notes += [chosen.note] if chosen.note else []

@@ -110,7 +110,10 @@ def test_rivals_are_listed() -> None:
     flag, other = ["0", "1", "0"], ["1", "1", "0"]
     found = found_in({"is_like": flag, "click": other, "gender": flag})
     assert found.name == "click" and found.named == ("is_like",)
-    assert found.notes == ("The label is 'click'. Called like labels as well, so left out: 'is_like'.",)
+    assert found.notes == (
+        "The label is 'click'. Called like labels as well, so left out: 'is_like'.",
+        'To keep labels beside it, write labels = ["click", "is_like"] in place of label.',
+    )
     found = found_in({"bought_before": flag, "gender": other})
     assert found.notes == ("The label is 'bought_before' by a word of its name. Or is it 'gender'?",)
     found = found_in({"a": flag, "b": ["yes", "no", "no"], "c": ["u", "v", "v"]})
