@@ -163,12 +163,16 @@ class Split:
         return texts[: max(0, int(self.counts[record]))]
 
     @property
+    def num_typed(self) -> int:
+        """How many fields are numbers, times or ids in all of the first records."""
+        columns = self.columns(self.usual[1:_TYPED_RECORDS])
+        return sum(all(map(_TYPED.fullmatch, texts_of(column))) for column in columns)
+
+    @property
     def rank(self) -> tuple[float, ...]:
         """How well the separator splits, for comparison."""
         separator = self.dialect.separator
         tier = next((number for number, each in enumerate(_SEPARATORS) if separator in each), 2.5)
-        columns = self.columns(self.usual[1:_TYPED_RECORDS])
-        num_typed = sum(all(map(_TYPED.fullmatch, texts_of(column))) for column in columns)
         # A few odd lines do not speak against a separator, but a header that it does not split does.
         share = self.agreement if self.agreement < 0.9 else 1.0
         is_sure = self.num_fields > 1 and separator != " "  # blanks may follow any separator
@@ -178,7 +182,7 @@ class Split:
             share,
             self.has_header,
             -tier,
-            num_typed,
+            self.num_typed,
             self.num_fields,
         )
 
@@ -249,8 +253,12 @@ def find_dialect(starts: bytes) -> Split:
         for quote, escape in quotes
         for trim in (False, True)
     )
-    # Without quotes, each half of a record of two lines may have as many fields as others, but the header.
-    best = max(tried, key=lambda split: (split.has_header, split.agreement))
+    # Without quotes, each half of a record of two lines may have as many fields as others, but the header,
+    # or as the header, but other values. With quotes, rows between two that stand alone become one field.
+    best = max(
+        tried,
+        key=lambda split: (split.has_header, split.agreement, split.num_typed, split.usual.size),
+    )
     columns = [list(filter(None, texts_of(column))) for column in best.columns(best.usual[1:])]
     if any(column and all(map(_APOSTROPHES.fullmatch, column)) for column in columns):
         best = split_text(starts, replace(best.dialect, quote="'"))

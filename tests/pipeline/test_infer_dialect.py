@@ -105,6 +105,17 @@ def test_titles_are_the_lines_above_the_first_that_is_split_like_most() -> None:
     assert count_titles(split) == 2 and split.lines[2] == 4
 
 
+def test_quotes_that_stand_alone_are_no_quotes_and_two_halves_no_rows() -> None:
+    alone = b"user,query,n\n" + b"".join(
+        b"%d,%s,%d\n" % (row, b'"' if row % 3 else b"x", row % 5) for row in range(60)
+    )
+    split = find_dialect(alone)
+    assert (split.dialect.quote, split.usual.size) == (None, 61)
+    halves = b"user,text\n" + b"".join(b'%d,"first %d\nsecond, third"\n' % (row, row) for row in range(60))
+    split = find_dialect(halves)
+    assert (split.dialect.quote, split.usual.size) == ('"', 61)
+
+
 def read(path: Path, content: bytes) -> Any:
     path.write_bytes(content)
     return read_sample(RawFile.inspect(path))
