@@ -163,6 +163,11 @@ class Split:
         return texts[: max(0, int(self.counts[record]))]
 
     @property
+    def share(self) -> float:
+        """Return that share, or 1 where a few records are odd: they do not speak against a way to split."""
+        return self.agreement if self.agreement < 0.9 else 1.0
+
+    @property
     def num_typed(self) -> int:
         """How many fields are numbers, times or ids in all of the first records."""
         columns = self.columns(self.usual[1:_TYPED_RECORDS])
@@ -173,8 +178,7 @@ class Split:
         """How well the separator splits, for comparison."""
         separator = self.dialect.separator
         tier = next((number for number, each in enumerate(_SEPARATORS) if separator in each), 2.5)
-        # A few odd lines do not speak against a separator, but a header that it does not split does.
-        share = self.agreement if self.agreement < 0.9 else 1.0
+        share = self.share
         is_sure = self.num_fields > 1 and separator != " "  # blanks may follow any separator
         return (
             is_sure and share == 1,
@@ -257,7 +261,13 @@ def find_dialect(starts: bytes) -> Split:
     # or as the header, but other values. With quotes, rows between two that stand alone become one field.
     best = max(
         tried,
-        key=lambda split: (split.has_header, split.agreement, split.num_typed, split.usual.size),
+        key=lambda split: (
+            split.has_header,
+            split.share,
+            split.num_typed,
+            split.usual.size,
+            split.agreement,
+        ),
     )
     columns = [list(filter(None, texts_of(column))) for column in best.columns(best.usual[1:])]
     if any(column and all(map(_APOSTROPHES.fullmatch, column)) for column in columns):

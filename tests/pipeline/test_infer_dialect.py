@@ -111,6 +111,7 @@ def test_quotes_that_stand_alone_are_no_quotes_and_two_halves_no_rows() -> None:
     )
     split = find_dialect(alone)
     assert (split.dialect.quote, split.usual.size) == (None, 61)
+    assert find_dialect(alone.replace(b"9,", b"# a remark\n9,", 1)).usual.size == 61
     halves = b"user,text\n" + b"".join(b'%d,"first %d\nsecond, third"\n' % (row, row) for row in range(60))
     split = find_dialect(halves)
     assert (split.dialect.quote, split.usual.size) == ('"', 61)
