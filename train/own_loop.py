@@ -245,6 +245,7 @@ class Embeddings(nn.Module):
         require_at_least("batches_per_step", batches_per_step, 1)
         if self._is_reading:
             raise ConfigError("read_ahead is under way: end that loop first")
+        self._refuse_pending()
         self._end_step()
         self._is_reading = True
         # Batches wait here until they run: the source reads them by number, some of them twice.
@@ -374,7 +375,7 @@ class Embeddings(nn.Module):
         """Raise ConfigError where a batch that was read ahead has gradients, and its rows leave."""
         if self._pending:
             raise ConfigError(
-                "a batch of read_ahead has gradients that no step() has used",
+                "a batch before has gradients that no step() has used",
                 hint="call step() after each batch, or zero_grad() to drop them; to add the gradients of K "
                 "batches, read_ahead(batches, batches_per_step=K)",
             )

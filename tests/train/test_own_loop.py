@@ -535,6 +535,10 @@ def test_gradients_that_no_step_uses_end_a_loop_that_reads_ahead(folder: Path) -
     refuse([("comes after the step", left.backward)])
     next(ahead)
     refuse([("gradients that no step", lambda: next(ahead))])
+    # Neither does the next loop begin with them: it would drop them.
+    refuse([("gradients that no step", lambda: next(iter(emb.read_ahead(batches))))])
+    emb.zero_grad()
+    assert next(iter(emb.read_ahead(batches))) is batches[0]
 
 
 def test_embeddings_that_nothing_is_trained_on_are_freed_at_once(folder: Path) -> None:
