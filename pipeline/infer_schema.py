@@ -158,8 +158,12 @@ _FORMATS: dict[str, Any] = {"stream": "arrow"}
 def _typed_rows(file: RawFile, form: str, num_rows: int) -> _Rows:
     """Read the first rows of typed columns or JSON Lines, of Parquet those of three row groups."""
     schema = Schema((), (), format=_FORMATS.get(form, form))
+    notes: tuple[str, ...] = ()
     if form == "json":
-        found = [first_rows(file, num_rows)]
+        batch, num_damaged = first_rows(file, num_rows)
+        found = [batch]
+        if num_damaged:
+            notes = (f"Lines that are no JSON object: {num_damaged:,}. Ingest refuses or skips them.",)
     else:
         with open_rows(file, form) as rows:
             batches = rows.batches(rows.fields.names)
@@ -170,7 +174,7 @@ def _typed_rows(file: RawFile, form: str, num_rows: int) -> _Rows:
     batch.validate(full=True)
     columns = list(zip(batch.schema.names, batch.columns, strict=True))
     places = f"from {len(found)} row groups" if form == "parquet" and len(found) > 1 else "the first ones"
-    return _Rows(columns, batch.num_rows, places, schema)
+    return _Rows(columns, batch.num_rows, places, schema, notes)
 
 
 def _up_to(batches: Iterable[Any], num_rows: int) -> Iterator[Any]:

@@ -42,26 +42,29 @@ def types_of(found: Any, schema: Schema, names: Sequence[str], *, has_label: boo
     return pa.schema([(name, _type_for(found.field(name).type, kinds[name])) for name in names])
 
 
-def first_rows(file: RawFile, num_rows: int = _ROWS_OF_LOOK) -> Any:
+def first_rows(file: RawFile, num_rows: int = _ROWS_OF_LOOK) -> tuple[Any, int]:
     """Return the first rows of a file, at most a MiB of them, as a record batch of all its columns.
+
+    Next to it is the number of lines among them that are no objects, which the batch leaves out.
 
     Raises:
         InputError: the file cannot be read.
     """
     block = next((block.read() for block in iterate_blocks(file, MIB)), None)
     if block is None:
-        return pa.record_batch({})
+        return pa.record_batch({}), 0
     lines = block.lines.tobytes().split(b"\n")[:num_rows]
     text = np.frombuffer(b"\n".join(lines) + b"\n", np.uint8)
     try:
-        return _with_large_numbers(_read(text, None), text)
+        return _with_large_numbers(_read(text, None), text), 0
     except _UNREADABLE:
         rows = [row for row in map(_row_of, lines) if row]
         types: dict[str, Any] = {}
         for row in rows:
             for name, value in row.items():
                 types.setdefault(name, pa.list_(_TEXT) if isinstance(value, list) else _TEXT)
-        return read_lines(text, pa.schema(list(types.items())))[0]
+        batch, is_damaged = read_lines(text, pa.schema(list(types.items())))
+        return batch.filter(pa.array(~is_damaged)), int(np.count_nonzero(is_damaged))
 
 
 def _with_large_numbers(batch: Any, text: NDArray[np.uint8]) -> Any:
@@ -178,7 +181,7 @@ def _type_for(found: Any, kinds: set[str]) -> Any:
 
 def batches_of(file: RawFile, names: Sequence[str]) -> Iterator[Any]:
     """Yield record batches of some columns, of the types that the first rows have."""
-    found = first_rows(file).schema
+    found = first_rows(file)[0].schema
     find_fields(names, found.names, file)
     fields = pa.schema([(name, _type_for(found.field(name).type, {"text"})) for name in names])
     for unread in iterate_blocks(file, MIB):
@@ -198,7 +201,7 @@ class JsonParts(CriteoParts):
     def __post_init__(self) -> None:
         partitions = self.file.partitions
         wanted = self.schema.columns(has_label=self.has_label)
-        found = first_rows(self.file).schema
+        found = first_rows(self.file)[0].schema
         self._constants = {
             name: partitions[name] for name in wanted if name in partitions and name not in found.names
         }

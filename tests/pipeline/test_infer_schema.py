@@ -153,6 +153,14 @@ def test_a_header_of_more_names_than_fields_is_remarked(tmp_path: Path) -> None:
     )
 
 
+def test_lines_that_are_no_json_objects_are_counted(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"user": 1}\n[1, 2]\n{"user": 2}\nuser\n{"user": 1}\n')
+    proposal = propose_schema(log)
+    assert proposal.num_rows == 3 and "missing" not in proposal.columns[0].note
+    assert "Lines that are no JSON object: 2. Ingest refuses or skips them." in proposal.notes
+
+
 def test_a_header_alone_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("\n\n\n")
     with pytest.raises(InputError, match="has no rows"):
