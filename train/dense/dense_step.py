@@ -45,7 +45,7 @@ from .gradients import (
     tile_bounds,
     tiles_of_micro_batches,
 )
-from .linear import StepWeights, choose_library
+from .linear import StepWeights, choose_library, keep_freed_memory
 from .tiles import DenseTile
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class _TileStep(ABC):
         seed: int = 0,
     ) -> None:
         assert model.is_per_sample
+        keep_freed_memory()
         self.dtype: DenseDtype = dtype
         self._model = model
         self._seed = seed
