@@ -333,21 +333,21 @@ def _free_port() -> str:
         return str(opened.getsockname()[1])
 
 
-def time_process(words: Sequence[str]) -> Seconds:
+def time_process(words: Sequence[str], status: int = 0) -> Seconds:
     """Run a program; return the wall and CPU seconds of the whole process, imports included.
 
     Raises:
-        HotsetError: the process failed; its first line of errors is in the message.
+        HotsetError: it ended with another status; its first line of errors is in the message.
     """
     # What it prints goes to a file, which never makes it wait.
     with tempfile.TemporaryFile() as errors:
         begin = time.perf_counter()
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors)
         # This call alone gives the CPU seconds of a single child.
-        _, status, usage = os.wait4(process.pid, 0)
+        _, ended, usage = os.wait4(process.pid, 0)
         wall_seconds = time.perf_counter() - begin
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
+        process.returncode = os.waitstatus_to_exitcode(ended)
+        if process.returncode != status:
             errors.seek(0)
             reason = first_line(Exception(errors.read().decode(errors="replace").strip()))
             raise HotsetError(f"{' '.join(words)} ended with {process.returncode}: {reason}")

@@ -33,7 +33,8 @@ SCRIPTS = {
     "orders": "stats_kernels --orders",
     "host-steps": "host_steps",
     "window": "window",
-    "checkouts": "checkouts",
+    "checkouts": "processes --other",
+    "first-hour": "processes",
     "logs": "logs",
     "gpu-day": "gpu_day",
 }

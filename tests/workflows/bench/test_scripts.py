@@ -1,7 +1,7 @@
 """The smallest case of each script runs and writes what made it.
 
 Tests `harness`, `polars_program`, `train_step`, `placements`, `quality`, `kills`, `stats_kernels`,
-`host_steps`, `larger_than_memory`, `logs` and `window`.
+`host_steps`, `larger_than_memory`, `logs`, `processes` and `window`.
 """
 
 from __future__ import annotations
@@ -73,9 +73,20 @@ def test_checkouts(tmp_path: Path) -> None:
     log = ("--samples", 1000, "--train-samples", 2000, "--batch-sizes", 64, "--embedding-dims", 8)
     once = ("--threads", 1, "--placements", "all-fast", "--epochs", 2, "--rounds", 1)
     other = Path(__file__).resolve().parents[3]
-    found = run("checkouts", tmp_path, "--other", other, *log, *once)
+    found = run("processes", tmp_path, "--other", other, *log, *once)
     assert found["preprocess"]["cpu_ratio"] > 0 and len(found["train"]) == 1
     assert found["commits"]["this"] == found["commits"]["other"]
+
+
+@pytest.mark.slow
+def test_the_first_commands_of_a_user(tmp_path: Path) -> None:
+    found = run("processes", tmp_path, "--demo-samples", 3000, "--rounds", 1)
+    demo = found["demo"]
+    # Compiling takes its time, and no rate counts it.
+    assert demo["cold"]["wall_seconds"] > demo["warm"]["wall_seconds"] + 5
+    assert demo["cold / warm"].keys() == {"all-fast", "fae", "lookahead"}
+    assert min(demo["cold / warm"].values()) > 0.1
+    assert all(each["wall_seconds"] > 0 for each in found["answers"].values())
 
 
 def test_window(tmp_path: Path) -> None:

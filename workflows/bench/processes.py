@@ -1,15 +1,21 @@
-"""This checkout next to another one, command by command: CPU and wall time of whole processes.
+"""CPU and wall time of whole processes: what a new user waits for, or this checkout against another one.
 
-Each has its environment in ``.venv``. Both preprocess the same log and train on the same shards, which the
-other one wrote, in turns. The cost of a training sample is the difference between runs of one and of several
-epochs, so that starting a process does not count. A ratio above 1 says that this checkout is faster.
+Without ``--other``: a demo whose kernels are not compiled yet and one whose kernels are, in turns, with their
+rates; then a help text and the answer to a wrong path.
+
+With it, both checkouts have their environment in ``.venv``. They preprocess the same log and train on the
+same shards, which the other one wrote, in turns. The cost of a training sample is the difference between runs
+of one and of several epochs, so that starting a process does not count. A ratio above 1 says that this
+checkout is faster.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import shutil
+import statistics
 import sys
 from functools import partial
 from pathlib import Path
@@ -20,6 +26,7 @@ from .harness import (
     Facts,
     Seconds,
     compare,
+    median_ratio,
     median_seconds,
     new_log,
     new_parser,
@@ -32,9 +39,11 @@ from .harness import (
 
 _THIS = Path(__file__).resolve().parents[2]
 _PROGRAM = ".venv/bin/hotset"
+_THIS_HOTSET = (sys.executable, "-m", "hotset")
 
 PARSER = new_parser(__spec__, __doc__)
-PARSER.add_argument("--other", type=Path, required=True, help="checkout with .venv/bin/hotset")
+PARSER.add_argument("--demo-samples", type=int, help="of the demo, instead of its default")
+PARSER.add_argument("--other", type=Path, help="checkout with .venv/bin/hotset, to compare with")
 PARSER.add_argument("--samples", type=int, default=4_000_000, help="that are preprocessed")
 PARSER.add_argument("--train-samples", type=int, default=262_144, help="of the log that is trained on")
 PARSER.add_argument("--batch-sizes", type=int, nargs="*", default=[2048, 16384])
@@ -46,6 +55,62 @@ PARSER.add_argument("--rounds", type=int, default=5)
 
 
 def measure(options: argparse.Namespace) -> Facts:
+    """Measure the first commands of a new user, or both checkouts."""
+    if options.other is not None:
+        return _compare_checkouts(options)
+    with scratch_folder(options) as scratch:
+        return {"demo": _demos(options, scratch), "answers": _answers(options, scratch)}
+
+
+def _demos(options: argparse.Namespace, scratch: Path) -> Facts:
+    """Run demos with an empty cache of kernels, and right after each one with the cache that it filled."""
+    samples = () if options.demo_samples is None else ("--samples", str(options.demo_samples))
+    # Reads libraries from disk, for the first demo as for the others.
+    time_process([sys.executable, "-c", "import numba, polars, pyarrow, torch"])
+    turns: dict[str, list[Facts]] = {"cold": [], "warm": []}
+    for number, name in itertools.product(range(options.rounds), turns):
+        kernels, out = scratch / f"kernels-{number}", scratch / f"demo-{number}-{name}"
+        words = ["env", f"NUMBA_CACHE_DIR={kernels}", *_THIS_HOTSET, "demo", *samples, "--out", str(out)]
+        seconds = time_process(words)
+        summaries = [json.loads(path.read_text()) for path in out.glob("runs/*/summary.json")]
+        rates = {summary["placement"]: summary["samples_per_second"] for summary in summaries}
+        turns[name].append({"seconds": seconds, "samples_per_second": rates})
+        tell(f"round {number + 1} of {options.rounds}: {name}, {seconds[0]:.1f} s")
+        shutil.rmtree(out)
+    facts: Facts = {"rounds": turns}
+    rates_of = {name: [each["samples_per_second"] for each in demos] for name, demos in turns.items()}
+    for name, demos in turns.items():
+        facts[name] = median_seconds([each["seconds"] for each in demos])
+        facts[name]["samples_per_second"] = {
+            placement: statistics.median(rates[placement] for rates in rates_of[name])
+            for placement in rates_of[name][0]
+        }
+    facts["cold / warm"] = {
+        placement: median_ratio(*([rates[placement] for rates in rates_of[name]] for name in turns))
+        for placement in rates_of["cold"][0]
+    }
+    return facts
+
+
+def _answers(options: argparse.Namespace, scratch: Path) -> Facts:
+    """Time the help, and commands whose input does not exist."""
+    nowhere, out = str(scratch / "nowhere"), ("--out", str(scratch / "out"))
+    commands: dict[str, tuple[list[str], int]] = {
+        "hotset --help": (["--help"], 0),
+        "hotset train --help": (["train", "--help"], 0),
+        "hotset train NOPE": (["train", nowhere, *out], 1),
+        "hotset preprocess NOPE": (["preprocess", nowhere, *out], 1),
+    }
+    turns = {
+        name: partial(time_process, [*_THIS_HOTSET, *words], status)
+        for name, (words, status) in commands.items()
+    }
+    take_turns(turns, 1)
+    found = take_turns(turns, options.rounds)
+    return {name: median_seconds(rounds) | {"rounds": rounds} for name, rounds in found.items()}
+
+
+def _compare_checkouts(options: argparse.Namespace) -> Facts:
     """Preprocess and train with both checkouts, in turns."""
     checkouts = {"this": _THIS, "other": options.other.resolve()}
     for checkout in checkouts.values():
