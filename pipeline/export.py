@@ -320,7 +320,7 @@ def write_planner_files(shards: Manifest, out: Path) -> None:
     vocabulary = Manifest.read(folder)
     batch_size = ShardSettings.of(shards).batch_size
     num_samples = totals.samples.hot_only + totals.samples.mixed
-    # Each feature of a shared table has a pooling factor of its own.
+    # Each feature of a shared table has its pooling factor.
     looked_up: Counter[str] = Counter()
     for entry in shards.files:
         facts = shards.facts_of(ShardFacts, entry)

@@ -283,7 +283,7 @@ def _check_chain(manifest: Manifest, manifests: Mapping[str, Manifest]) -> Itera
     for made_from in manifest.inputs:
         other = manifests.get(made_from["name"])
         if other is not None and other.fingerprint != made_from.get("fingerprint"):
-            yield f"{manifest.folder} was made from another {made_from['name']} than the one beside it"
+            yield f"{manifest.folder} was made from another {made_from['name']} than the one next to it"
 
 
 def _check_file(entry: FileEntry, manifest: Manifest) -> list[str]:

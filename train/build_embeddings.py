@@ -308,7 +308,7 @@ def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
     option = config.recipe.may_stop
     if option is not None and spills(config, shards):
         raise ConfigError(
-            f"{option} needs all rows before the last step, and with --slow-bytes they lie in a file planned "
+            f"{option} needs all rows before the last step, and with --slow-bytes they are in a file planned "
             "to the end",
             hint="leave --slow-bytes out",
         )

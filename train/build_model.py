@@ -58,7 +58,7 @@ def import_class(name: str) -> type[nn.Module]:
     if "<" in class_name or module_name == "__main__":
         raise ConfigError(
             f"the model {name} cannot be imported: it was made inside a program",
-            hint="give it from Python as model=, or put the class in a file of its own",
+            hint="give it from Python as model=, or put the class in a separate file",
         )
     # As `python -m` does, but last: a file here is not to stand for a module that others import.
     if os.getcwd() not in sys.path:

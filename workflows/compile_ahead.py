@@ -151,7 +151,7 @@ class CompileAhead:
     def _start_some(self) -> None:
         while self._pending and len(self._running) < self._most:
             name = self._pending.pop(0)
-            # Safe paths: a file in the current folder is never taken for a library.
+            # Safe paths: no file in the current folder is imported as a library.
             command = [sys.executable, "-P", "-m", _MODULE, name]
             silent = subprocess.DEVNULL
             # A separate session: Ctrl-C is for this process, which ends the children.

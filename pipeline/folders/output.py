@@ -349,7 +349,7 @@ class Output(RemoteObject):
         if self._written.setdefault(entry.path, entry.xxh3_128) != entry.xxh3_128:
             raise ManifestError(
                 f"{self.folder / entry.path} would be written twice, with different contents",
-                hint="rename one of the features whose names lead to that file",
+                hint="rename one of the features whose names give that file",
             )
 
     def _check_inputs(self) -> None:

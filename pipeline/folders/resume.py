@@ -121,7 +121,7 @@ def check_same_run(folder: Path, found: RunIdentity, wanted: RunIdentity) -> Non
         num_new = len(wanted["inputs"]) - len(found["inputs"])
         raise ManifestError(
             f"{folder} was made from the first {len(found['inputs'])} of these {len(wanted['inputs'])} files",
-            hint=f"give --extend, which adds the {num_new} behind them and rebuilds what follows; or {hint}",
+            hint=f"give --extend, which adds the last {num_new} and rebuilds what follows; or {hint}",
         )
     difference = _describe_other_inputs(found["inputs"], wanted["inputs"])
     raise ManifestError(f"{folder} was written from other inputs: {difference}", hint=hint)

@@ -129,7 +129,7 @@ def check_addresses(subject: str, more_bytes: int = 0) -> None:
     # In KiB, as the shell counts, and whole MiB with some to spare.
     enough = (_addresses_taken() + wanted) // MIB + 16
     raise SystemFaultError(
-        f"{subject}: `ulimit -v` leaves {format_byte_size(left)} of addresses beside the libraries, "
+        f"{subject}: `ulimit -v` leaves {format_byte_size(left)} of addresses next to the libraries, "
         f"want {format_byte_size(wanted)}",
         hint=f"raise the limit: `ulimit -v {enough * MIB // 1024}`",
     )

@@ -405,7 +405,7 @@ def count(
 
 
 def _warn_of_empty_parts(config: CountConfig, num_train: int, first_of_test: int, num_samples: int) -> None:
-    """Warn of a part that was asked for and has no sample: a file without rows is one easily."""
+    """Warn of a requested part without samples, such as a file without rows."""
     parts = {
         "evaluation": (config.eval_files or config.eval_fraction, num_samples - first_of_test),
         "validation": (config.valid_files or config.valid_fraction, first_of_test - num_train),

@@ -448,7 +448,7 @@ def _check_order(file: RawFile, facts: ColumnsFacts, tally: _Tally, parts: RawPa
         line = tally.lines + tally.other_lines + parts.num_header_lines
         earlier, later = shown_time(facts.first_time), shown_time(tally.last_time)
         raise InputError(
-            f"{file.path}, behind {parts.unit} {line}: the next time, {earlier}, is before {later} above it",
+            f"{file.path}, after {parts.unit} {line}: the next time, {earlier}, is before {later} above it",
             hint=_ORDER_HINT,
         )
     tally.last_time = facts.last_time

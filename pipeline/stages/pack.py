@@ -172,9 +172,9 @@ def pack(
     shuffle = Shuffle(plan, config.seed, config.order == "grouped", per_file, inputs.opened)
     # The room for output files is what the workers' own buffers leave.
     largest = max((entry.num_samples for entry in columns.files), default=0)
-    beside = _worker_bytes(config, width, largest, resources.workers)
+    of_workers = _worker_bytes(config, width, largest, resources.workers)
     needed = needed_bytes(config, width, largest, resources.workers)
-    room = room_for("pack", resources, needed) - beside
+    room = room_for("pack", resources, needed) - of_workers
     # Which samples go to which file follows from tags and keys alone; no row is read for it.
     shuffled = plan_shuffle(shuffle, workers=resources.workers, room_bytes=room)
     lookups = count_list_lookups(shuffled, inputs, resources.workers)
@@ -183,7 +183,7 @@ def pack(
     ]
     # One file must fit at least; with lists its bytes are known only now.
     if inputs.lists:
-        check_cap("pack", resources, max(bytes_of_files, default=0) + beside)
+        check_cap("pack", resources, max(bytes_of_files, default=0) + of_workers)
     # Each pass reads all inputs once and writes as many files as fit in the room, which is kept small.
     todo = [file for file in shuffled.files if not output.has(_name(file))]
     done = sum(entry.num_samples for entry in output.finished.values())

@@ -183,8 +183,8 @@ def rare_shares(counts: Manifest, vocabulary: Manifest) -> tuple[float, float, f
     """Return how much of a log its vocabulary knows little of, in [0, 1].
 
     Returns:
-        Share of the categories without a row of their own, that of the lookups of these, and that of the
-        lookups of categories that occur once; the last is 0 where it is below a half.
+        Shares of the categories that share the out-of-vocabulary row, of their lookups, and of the lookups of
+        categories that occur once; the last is 0 where it is below a half.
     """
     totals = VocabularyTotals.of(vocabulary)
     num_samples = len(counted_samples(counts))

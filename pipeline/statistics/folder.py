@@ -333,7 +333,7 @@ def open_table(folder: Path, feature: str) -> TableRows:
     vocabulary = Manifest.read(folder / "vocabulary")
     totals = VocabularyTotals.of(vocabulary)
     tables = {table.name: table for table in totals.tables}
-    # A feature that shares its table may be asked for by its own name.
+    # A feature that shares its table may be named itself.
     table_of = {each.name: table.name for table in totals.tables for each in by_feature([table])}
     if feature not in tables | table_of:
         names = dict.fromkeys((*tables, *table_of))

@@ -127,11 +127,11 @@ def _locate_rows(
         table = tl.where(is_row, table, 0)
         first_staged = tl.load(staged_offsets + table)
         num_staged = tl.load(staged_offsets + table + 1) - first_staged
-        behind = row - (tl.load(row_offsets + table + 1) - num_staged)
-        is_staged = is_row & (behind >= 0)
+        staged_row = row - (tl.load(row_offsets + table + 1) - num_staged)
+        is_staged = is_row & (staged_row >= 0)
         # All others have their slot by id; staged ones have it in the list that came with the batch.
         own = tl.load(rows + row, mask=is_row, other=0) + tl.load(base + table) - tl.load(first + table)
-        slot = tl.where(is_staged, tl.load(staged + first_staged + behind, mask=is_staged, other=0), own)
+        slot = tl.where(is_staged, tl.load(staged + first_staged + staged_row, mask=is_staged, other=0), own)
         tl.store(slots_out + row, slot, mask=is_row)
         at += tl.num_programs(0) * R
 

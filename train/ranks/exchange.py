@@ -154,7 +154,7 @@ class HeldRows:
     def served(self, keys_U: NDArray[np.int32]) -> LookupsByRow:
         """Return one lookup of each of those rows, ascending, that this rank owns; in its tables."""
         keys_S = keys_U[self.owners_K[keys_U] == self.rank]
-        # Keys ascend, so those of a table are contiguous, and its first local number is taken from each.
+        # Keys ascend, so those of a table are contiguous, and its first local number is subtracted from each.
         first_F1 = np.searchsorted(keys_S, self.first_key_F1)
         firsts = np.repeat(self.ids.first_F1[:-1], np.diff(first_F1))
         # Lookup i is the only one of row i: the order and the starts are the same numbers.

@@ -141,7 +141,7 @@ def raise_on_any_rank(ranks: Ranks) -> Iterator[None]:
 
 
 def sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) -> list[torch.Tensor]:
-    """Return at rank 0 the bytes of each rank, none of its own; nothing elsewhere."""
+    """Return at rank 0 the bytes of each other rank; nothing elsewhere."""
     # All messages go to rank 0, whose own part needs none.
     if ranks.rank == 0:
         data = torch.empty(0, dtype=torch.uint8)

@@ -303,7 +303,7 @@ def readme_of(features: Mapping[str, Any], config: ExportConfig, fingerprint: st
     text = f"""\
 # A click model, exported by hotset
 
-`model.pt2` goes from values as they stand in a log to the probability of a click. It holds the vocabulary,
+`model.pt2` goes from the values of a log to the probability of a click. It holds the vocabulary,
 the tables ({_ROWS[config.row_type]}) and the dense layers.
 
 Training run: {fingerprint}.
@@ -332,7 +332,7 @@ with torch.no_grad():
 """
     if config.onnx:
         text += """
-With ONNX Runtime (`model.onnx.data` stays beside `model.onnx`):
+With ONNX Runtime (`model.onnx.data` stays next to `model.onnx`):
 
 ```python
 import onnxruntime

@@ -134,7 +134,7 @@ def open_vocabulary(run: Path, config: RunConfig, given: Path | None = None) -> 
         schema = config.schema
     else:
         raise ConfigError(
-            f"{run} keeps no vocabulary: there was none beside the shards it was trained on",
+            f"{run} keeps no vocabulary: there was none next to the shards it was trained on",
             hint="name the folder that preprocess wrote: --vocabulary DIR",
         )
     if folder.stage not in _STAGES:

@@ -119,7 +119,7 @@ def _schema(kind: str, format: str, num_wide: int, scratch: Path) -> Path:
 
 
 def _peak(form: str, num_workers: int, options: argparse.Namespace, scratch: Path) -> Facts:
-    """Preprocess a log and return the peak of anonymous memory beside the cap."""
+    """Preprocess a log and return the peak of anonymous memory and its share of the cap."""
     kind, _, format = form.partition(" ")
     log = scratch / f"log-{kind}-{format}"
     schema = "criteo-kaggle"

@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace) -> Facts:
         for name, epochs, slots in _synthetic_streams():
             cases.append({"log": name} | _compare(epochs, _RECURRING + _ONCE, slots, 2))
     if not cases:
-        raise ConfigError("no stream was asked for", hint="--samples 2000000 or --synthetic")
+        raise ConfigError("no stream is given", hint="--samples 2000000 or --synthetic")
     planning = [case["planning_microseconds"] for case in cases]
     return {
         "worst_excess": max((case["excess"] for case in cases if not case["capped"]), default=None),

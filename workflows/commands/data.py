@@ -244,7 +244,7 @@ def _config_of_folder(folder: Path) -> PreprocessConfig:
     shards_in(folder)  # an unfinished one does not have all settings
     if Manifest.read(folder / FOLDERS["rank"]).stage != "rank":
         raise ConfigError(
-            f"{folder} took its ids from another folder (--like), so it has no settings of its own",
+            f"{folder} took its ids from another folder (--like), so it has no settings for them",
             hint="give that folder",
         )
     return recipe_of(folder)

@@ -389,8 +389,8 @@ def _running(options: RunOptions) -> Iterator[Resources]:
 def _finish(stage: str, folder: Manifest, seconds: float, *, as_json: bool, was_sealed: bool) -> int:
     """Print what a single stage wrote, in this run or in an earlier one."""
     if as_json:
-        told = {"stage": stage, "dir": str(folder.folder), "seconds": seconds, "was_finished": was_sealed}
-        print_json(told | folder.totals)
+        facts = {"stage": stage, "dir": str(folder.folder), "seconds": seconds, "was_finished": was_sealed}
+        print_json(facts | folder.totals)
         return 0
     num_bytes = format_byte_size(sum(entry.num_bytes for entry in folder.files))
     num_files = len(folder.files)

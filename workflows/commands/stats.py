@@ -34,7 +34,7 @@ _TITLES = {
     "budgets": "What fast memory buys (dim {embedding_dim}, {row_bytes} bytes per row, {num_rows:,} rows)",
     "coverage": "Share of lookups served by the most looked-up rows of each table",
     "hot_samples": "Fully hot samples by memory for hot rows and order of rows",
-    "miss_ratios_curve": "Refetched rows by cache policy",
+    "miss_ratios_curve": "Rows loaded again by cache policy",
     "default_runs_placements": "Bytes that the placements move by default",
     "unique_rows": "Distinct rows per batch",
     "drift_parts": "Parts of the log",

@@ -179,12 +179,12 @@ def policy_sentences(found: dict[str, Any]) -> list[str]:
     others = {policy: shares[policy, size] for policy in ("dataset", "static", "lfu", "lru")}
     best = min(others, key=lambda policy: others[policy])
     num_bytes = next(row["bytes"] for row in curve if row["num_slots"] == size)
-    beside = "" if best == "lru" else f", and lru {percent(others['lru'])}"
+    and_lru = "" if best == "lru" else f", and lru {percent(others['lru'])}"
     return [
         # The comparison that matters: knowing the order of batches against the best guess without it.
         f"A cache of {format_byte_size(num_bytes)} loads {percent(shares['lookahead', size])} of the rows "
         f"that a batch needs again if it knows the batch order (lookahead). Without it the best policy "
-        f"({best}) loads {percent(others[best])} again{beside}."
+        f"({best}) loads {percent(others[best])} again{and_lru}."
     ]
 
 

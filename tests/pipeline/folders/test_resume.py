@@ -353,7 +353,7 @@ def test_equal_runs_have_no_difference() -> None:
         (ingest_of(), ingest_of(is_strict=False), "is_strict = True, now False", "--redo ingest"),
         (ingest_of(), ingest_of(block_bytes=1000), "block_bytes = 8MiB, now 1000", "use another folder"),
         (ingest_of(), ingest_of(version=2), "another version of hotset", "--redo ingest"),
-        (ingest_of(2), ingest_of(3), "first 2 of these 3 files", "--extend, which adds the 1 behind them"),
+        (ingest_of(2), ingest_of(3), "first 2 of these 3 files", "--extend, which adds the last 1 and"),
         (ingest_of(3), ingest_of(2), "other inputs: 3 of them, now 2", "--redo ingest"),
         (ingest_of(2, stage="x"), ingest_of(3, stage="x"), "other inputs: 2 of them, now 3", "--redo x"),
         (

@@ -56,7 +56,7 @@ def test_the_limit_in_the_hint_would_do(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(SystemFaultError) as caught:
         check_addresses("hotset verify")
     assert str(caught.value) == (
-        "hotset verify: `ulimit -v` leaves 110 MiB of addresses beside the libraries, want 192 MiB"
+        "hotset verify: `ulimit -v` leaves 110 MiB of addresses next to the libraries, want 192 MiB"
     )
     assert caught.value.hint == "raise the limit: `ulimit -v 714752`"
     limit(monkeypatch, 714752 * 1024, 490 * MIB)

@@ -156,7 +156,7 @@ def test_files_and_blocks_follow_each_other_in_time(tmp_path: Path) -> None:
     early, late = write(tmp_path / "early", [60] * 100), write(tmp_path / "late", [120] * 100)
     assert columns_of([early, late], tmp_path / "columns").num_samples == 200
     with pytest.raises(
-        InputError, match=r"early, behind line 1: the next time, .* 00:01:00, is before .* 00:02"
+        InputError, match=r"early, after line 1: the next time, .* 00:01:00, is before .* 00:02"
     ):
         columns_of([late, early], tmp_path / "other")
     config = IngestConfig(schema=SCHEMA.format(time='"ts"'), block_bytes=ByteSize(1024))
