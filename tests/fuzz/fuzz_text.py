@@ -1,6 +1,6 @@
 """Mutated lines of text through the kernels that parse them, each held against a naive twin.
 
-    python -m hotset.tests.fuzz.fuzz_text --kind lines --lines 1000000
+    python -m hotset.tests.fuzz.fuzz_text --lines 1000000 --out result.json
 
 Lines are of Criteo's format, fields those of separated text. The text ends where a page ends whose next one
 may not be read, and every array the parser writes is between guard bytes: a read or write out of bounds is a
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import mmap
 import random
 import re
+import sys
 import time
 from collections import Counter
 from typing import Any
@@ -28,7 +28,13 @@ from hotset.pipeline.raw.records import TRAILING, UNCLOSED, WHOLE, Dialect, spli
 from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, parse_hex8, parse_integers
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
 from hotset.tests.support.naive.naive_fields import Marks, naive_integer, naive_records
+from hotset.workflows.bench.harness import Facts, new_parser, run_script
 
+PARSER = new_parser(__spec__, __doc__)
+_KINDS = ("lines", "fields")
+PARSER.add_argument("--kinds", nargs="*", choices=_KINDS, default=_KINDS)
+PARSER.add_argument("--lines", type=int, default=1_000_000, help="mutated lines of each kind")
+PARSER.add_argument("--seed", type=int, default=0)
 _REGION_BYTES = 1 << 23
 _LINES_A_TEXT = 2000
 _LINES_OF_RECORDS = 20
@@ -315,15 +321,10 @@ def fuzz_text(kind: str, num_lines: int, seed: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print the result as JSON."""
-    parser = argparse.ArgumentParser(description=fuzz_text.__doc__)
-    parser.add_argument("--kind", choices=["lines", "fields"], default="lines")
-    parser.add_argument("--lines", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    print(json.dumps(fuzz_text(options.kind, options.lines, options.seed), indent=1))
+def measure(options: argparse.Namespace) -> Facts:
+    """Mutate so many lines of each kind."""
+    return {kind: fuzz_text(kind, options.lines, options.seed) for kind in options.kinds}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(PARSER, measure))

@@ -36,6 +36,8 @@ SCRIPTS = {
     "checkouts": "processes --other",
     "first-hour": "processes",
     "logs": "logs",
+    "fuzz-logs": "fuzz_logs",
+    "fuzz-text": "fuzz_text",
     "gpu-day": "gpu_day",
 }
 """For each result, by the beginning of its name, what makes it today."""
@@ -111,4 +113,5 @@ def test_the_longest_name_counts(name: str, script: str | None) -> None:
 
 @pytest.mark.parametrize("script", sorted({script.split()[0] for script in SCRIPTS.values()} - {"hotset"}))
 def test_every_script_is_there(script: str) -> None:
-    assert (ROOT / f"workflows/bench/{script}.py").is_file()
+    folder = "tests/fuzz" if script.startswith("fuzz") else "workflows/bench"
+    assert (ROOT / folder / f"{script}.py").is_file()

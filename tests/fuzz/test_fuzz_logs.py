@@ -1,0 +1,49 @@
+"""Some drawn logs, the same ones in every run of the tests, and how a log that is read wrongly is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.tests.fuzz import fuzz_logs as module
+from hotset.tests.fuzz.drawn_logs import Log, draw_log
+from hotset.tests.fuzz.fuzz_logs import differences, fuzz_logs, read_with_polars
+
+
+@pytest.mark.parametrize("num_files", [40, pytest.param(4_000, marks=pytest.mark.slow)])
+def test_a_proposed_schema_reads_what_was_written(num_files: int, tmp_path: Path) -> None:
+    found = fuzz_logs(num_files, 0, tmp_path)
+    assert found["first_differences"] == [] and found["outcomes"]["hotset csv equal"] > num_files // 2
+    assert found["outcomes"]["polars csv equal"] > num_files // 20
+
+
+def test_equal_seeds_draw_equally() -> None:
+    drawn = [draw_log(seed).content for seed in [*range(30)] * 2]
+    assert drawn[:30] == drawn[30:] and len(set(drawn)) == 30
+
+
+def _with_another_value(log: Log) -> Log:
+    name, column = next(each for each in log.columns.items() if each[0] != "label")
+    return replace(log, columns=log.columns | {name: replace(column, values=[*column.values[:-1], None])})
+
+
+def test_what_is_read_otherwise_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(3):
+        (tmp_path / str(seed)).mkdir()
+        log = _with_another_value(draw_log(seed))
+        ((who, outcome),) = differences(log, tmp_path / str(seed), {})
+        assert who == "hotset" and outcome.startswith("differs: values of ")
+
+    def wrong(log: Log, path: Path) -> dict[str, list[Any]]:
+        columns = read_with_polars(log, path)
+        next(iter(columns.values()))[3] = "wrong"
+        return columns
+
+    monkeypatch.setattr(module, "read_with_polars", wrong)
+    found = fuzz_logs(3, 0, tmp_path)
+    assert found["differences"] > 0
+    assert {each["reader"] for each in found["first_differences"]} == {"polars"}
+    assert "row 3: 'wrong', want " in found["first_differences"][0]["outcome"]
