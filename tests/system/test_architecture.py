@@ -67,9 +67,9 @@ FLOORS = {
     "stats": (
         "step_times",
         "drift exchange lookahead",
-        "ranking traffic",
+        "ranking traffic weighted_metrics",
         "batch_rows codecs counting shuffle",
-        "curves id_tables metrics value_summary",
+        "curves id_tables metrics pair_sort value_summary",
         "kernel",
         "compile_notice simd",
     ),

@@ -1,0 +1,1 @@
+"""Scores of logs with weights, groups or several labels, which other runs do not import."""
