@@ -167,6 +167,22 @@ def probabilities(logit_N: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.where(logit_N > 0, 1 / (1 + small_N), small_N / (1 + small_N))
 
 
+def recalibration(negative_rate: float | None) -> float:
+    """Return what is added to the logits of a model that was trained on a part of the negatives.
+
+    Args:
+        negative_rate: share w of the samples without a click that its log kept, in (0, 1]; None for all.
+
+    Returns:
+        ``log(w)``, 0 for all: a prediction p becomes ``q = p / (p + (1 - p) / w)``, with odds
+        ``q / (1 - q) = w * p / (1 - p)``.
+
+    Source:
+        He et al., ADKDD 2014, section 6.3.
+    """
+    return math.log(negative_rate) if negative_rate is not None else 0.0
+
+
 def normalized_entropy(log_loss: float, click_rate: float) -> float:
     """Return the log loss over that of always predicting the click rate; below 1 is better than that.
 

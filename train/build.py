@@ -26,7 +26,7 @@ from .dense.dense_step import DenseStep, GraphStep, TiledStep, build_dense_step
 from .dense.gradients import BuildSums
 from .evaluate import Predictor
 from .loop import Trainer
-from .metrics import Meter
+from .metrics import Answers, Meter
 from .model.choose_model import choose_model
 from .model.layers import DenseModel
 from .model.shapes import ModelInputs
@@ -91,7 +91,16 @@ def build_trainer(
     coded, build_sums = _build_codecs(shards, config, ranks, exchange or ChosenExchange(), num_done)
     model, dense = _build_dense_layers(shards, config, chosen_model, tools, threads, build_sums, model_source)
     embeddings = _build_rows(shards, config, tools, ranks, coded, start)
-    predictor = Predictor(shards, dense, embeddings, tools.meter, tools.folder, ranks)
+    predictor = Predictor(
+        shards,
+        dense,
+        embeddings,
+        tools.meter,
+        tools.folder,
+        ranks,
+        Answers(negative_rate=config.negative_rate),
+        config.negative_rate,
+    )
     order = _build_order(shards, config, order, predictor, start)
     source = _build_step_source(shards, config, tools, embeddings, order, start)
 

@@ -533,6 +533,10 @@ class TrainConfig(JsonRecord):
     """Steps (500) or time (10min) between evaluations, of the validation part where the log has one; by
     default the run is evaluated at its end only."""
 
+    negative_rate: float | None = None
+    """Share of the samples without a click that the log kept, such as 0.1. Predictions are then recalibrated,
+    and a sample without a click counts ten times in the scores. By default the log kept all."""
+
     log_every: int = 100
     """Number of batches between two lines of training loss in metrics.jsonl."""
 
@@ -562,6 +566,8 @@ class TrainConfig(JsonRecord):
             rate = getattr(self, name)
             if rate is not None and not 0 < rate < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {rate}")
+        if self.negative_rate is not None and not 0 < self.negative_rate < 1:
+            raise ConfigError(f"negative_rate must be above 0 and below 1, got {self.negative_rate}")
         # What depends on the model is checked together.
         self._check_model()
         if not 0 <= self.cache_warmup <= 1:

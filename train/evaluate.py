@@ -10,21 +10,22 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..pipeline.errors import HotsetError, format_byte_size
+from ..pipeline.errors import ConfigError, HotsetError, format_byte_size
 from ..pipeline.folders.totals import by_feature
 from ..pipeline.runtime.memory import available_bytes
-from ..pipeline.schema.schema import DENSE_PREFIX
+from ..pipeline.schema.schema import DENSE_PREFIX, GROUP, WEIGHT
 from .build_embeddings import RowTools, build_groups, open_device, set_threads
 from .build_model import ModelSource, build_model, pooled_step
 from .data.batch import Batch, EmbeddingTable, MicroBatches, with_histories
 from .data.shards import EvaluationPart, Part, Shards
 from .dense.dense_step import DenseStep, build_dense_step
-from .metrics import Meter, Quality, RunQuality, ScoreCounter
+from .metrics import CLICKS, Answers, Meter, Quality, RunQuality, ScoreCounter
 from .model.layers import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
 from .placements.placements import AllFast, Hybrid
@@ -45,6 +46,9 @@ from .run_folder.reader import (
 from .run_folder.weights import Weights
 from .threads import WorkThreads
 
+if TYPE_CHECKING:
+    from .scoring.sample_scores import SampleScores
+
 
 class Predictor:
     """Predicts with a model and its rows as they are at the moment.
@@ -53,6 +57,8 @@ class Predictor:
         meter: counts the work as evaluation; None: nothing counts it.
         folder: folder for a file of what does not fit in memory; None: that of temporary files.
         ranks: share the batches; all of them score the predictions of all.
+        answers: the meaning of the model's predictions.
+        negative_rate: share of the samples without a click that the log of ``shards`` kept; None: all.
     """
 
     def __init__(
@@ -63,8 +69,12 @@ class Predictor:
         meter: Meter | None = None,
         folder: Path | None = None,
         ranks: Ranks | None = None,
+        answers: Answers = CLICKS,
+        negative_rate: float | None = None,
     ) -> None:
         self._ranks = ranks or OneRank()
+        self._answers = answers
+        self._negative_rate = negative_rate
         self._shards = shards
         self._dense = dense
         self._embeddings = embeddings
@@ -86,6 +96,8 @@ class Predictor:
                 logit_B = torch.empty(0)
                 if step.batch.num_samples:
                     logit_B = self._dense.predict(step.batch, embeddings).cpu()
+                    if self._answers.shift:
+                        logit_B = logit_B + self._answers.shift
                 if self._ranks.num_ranks == 1:
                     yield step.batch, logit_B.numpy()
                     continue
@@ -113,23 +125,33 @@ class Predictor:
         total = EvaluationPart(self._shards, part).num_samples
         left = total if max_samples is None else min(max_samples, total)
         num_samples = 0
-        counter = ScoreCounter(left, self._folder)
+        counter = self._new_counter(left)
         with closing(self.logits(part)) as batches:
             while left > num_samples:
                 batch, logit_B = next(batches)
                 # Whole batches are predicted; the last may reach past ``max_samples``.
                 counted = slice(min(batch.num_samples, left - num_samples))
                 assert batch.is_hot_B is not None, "evaluation batches have it"
-                counter.add(
-                    logit_B[counted],
-                    batch.label_B.numpy()[counted],
-                    batch.is_hot_B[counted].astype(np.bool_),
-                    self._shards.has_oov(batch)[counted],
-                )
+                of_groups = (batch.is_hot_B[counted].astype(np.bool_), self._shards.has_oov(batch)[counted])
+                if isinstance(counter, ScoreCounter):
+                    counter.add(logit_B[counted], batch.label_B.numpy()[counted], *of_groups)
+                else:
+                    label_BL = batch.label_B.numpy()[:, None]
+                    of_samples = {name: values[counted] for name, values in batch.of_samples.items()}
+                    counter.add(logit_B[counted], label_BL[counted], *of_groups, of_samples)
                 num_samples += batch.num_samples
                 if progress is not None:
                     progress(num_samples, total)
         return counter.quality()
+
+    def _new_counter(self, num_samples: int) -> ScoreCounter | SampleScores:
+        """Return what adds up scores: of clicks alone where the log says no more of its samples."""
+        columns = {WEIGHT, GROUP} & {*self._shards.sample_columns}
+        if self._answers == CLICKS and not columns and self._negative_rate is None:
+            return ScoreCounter(num_samples, self._folder)
+        from .scoring.sample_scores import SampleScores
+
+        return SampleScores(num_samples, self._answers, columns, self._negative_rate, self._folder)
 
     def score_run(self, *, progress: Callable[[int, int], None] | None = None) -> RunQuality:
         """Score both parts; raises what `score` raises."""
@@ -265,6 +287,7 @@ def evaluate(
     slow_bytes: int | None = None,
     model_source: ModelSource | None = None,
     weights: Weights | None = None,
+    negative_rate: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunQuality:
     """Predict the test and validation parts of ``shards`` with the weights of ``run``.
@@ -274,6 +297,8 @@ def evaluate(
         slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read from
             the file of weights. None: as much as there is.
         weights: weights to score in place of those of the run, of the same names and shapes.
+        negative_rate: share of the samples without a click that the log of ``shards`` kept, in (0, 1]: each
+            of them counts as ``1 / negative_rate``. None: that of the log of the training.
         progress: called after each batch with the samples so far and their number in all.
 
     Raises:
@@ -283,7 +308,10 @@ def evaluate(
     """
     # Cheap checks before anything is hashed.
     opened_device = open_device(device)
+    if negative_rate is not None and not 0 < negative_rate <= 1:
+        raise ConfigError(f"negative_rate must be above 0 and at most 1, got {negative_rate}")
     config = read_config(run)
+    answers = answers_of(config)
     weights = read_weights(run) if weights is None else weights
     opened = Shards.open(shards)
     opened.check_labels()
@@ -306,4 +334,13 @@ def evaluate(
         slow_bytes=slow_bytes,
         model_source=model_source,
     )
-    return Predictor(opened, dense, embeddings).score_run(progress=progress)
+    rate = answers.negative_rate if negative_rate is None else negative_rate
+    predictor = Predictor(
+        opened, dense, embeddings, answers=answers, negative_rate=None if rate == 1 else rate
+    )
+    return predictor.score_run(progress=progress)
+
+
+def answers_of(config: RunConfig) -> Answers:
+    """Return the meaning of the predictions of a run."""
+    return Answers(negative_rate=config.config.negative_rate)

@@ -123,6 +123,7 @@ class FitSettings(RowSettings, total=False):
     dense_dtype: Literal["fp32", "bf16", "auto"]
     fae_variant: Literal["paper", "code"]
     evaluate_every: Whole | str | None
+    negative_rate: Real | None
     log_every: Whole
     micro_batches: Whole | None
     recipe: RecipeOptions
@@ -230,6 +231,7 @@ def evaluate(
     *,
     model: ModelSource | None = None,
     slow_bytes: Bytes | None = None,
+    negative_rate: float | None = None,
     progress: bool | Callable[[int, int], None] = True,
 ) -> Quality:
     """Score the weights of a run on the evaluation part of shards, as ``hotset evaluate`` does.
@@ -239,6 +241,8 @@ def evaluate(
         data: folder that ``hotset preprocess --out`` created.
         model: makes the user's module of the run; by default the class that the run records is imported.
         slow_bytes: memory for embedding rows, in bytes or as text ("64GiB"); by default as much as there is.
+        negative_rate: share of the samples without a click that the log of ``data`` kept; by default that of
+            the log of the training.
         progress: whether to show it, as `fit` does. Or a function, called after each batch with the samples
             so far and their number in all.
 
@@ -253,7 +257,12 @@ def evaluate(
     with shown_progress(not callable(progress) and progress) as shown:
         report = progress if callable(progress) else partial(shown, "evaluate")
         return _evaluate.evaluate(
-            folder, local_path(data), slow_bytes=row_bytes, model_source=source, progress=report
+            folder,
+            local_path(data),
+            slow_bytes=row_bytes,
+            model_source=source,
+            negative_rate=plain_value("negative_rate", (float, type(None)), negative_rate),
+            progress=report,
         )
 
 

@@ -138,8 +138,8 @@ class Meter:
 _WORDS_IN_MEMORY = 1 << 22
 
 
-def words_for(num_samples: int, folder: Path | None) -> NDArray[np.uint64]:
-    """Return room for a word of each sample, in memory or in a nameless file.
+def words_for(num_samples: int, folder: Path | None, words_each: int = 1) -> NDArray[np.uint64]:
+    """Return room for words of each sample, in memory or in a nameless file.
 
     Raises:
         HotsetError: the file cannot be written.
@@ -147,18 +147,19 @@ def words_for(num_samples: int, folder: Path | None) -> NDArray[np.uint64]:
     # The counts of pairs are products of two numbers of samples, and must fit in 63 bits.
     if num_samples > MOST_SAMPLES:
         raise HotsetError(f"an evaluation of more than {MOST_SAMPLES:,} samples cannot be counted")
-    if num_samples <= _WORDS_IN_MEMORY:
-        return np.empty(num_samples, np.uint64)
+    num_words = num_samples * words_each
+    if num_words <= _WORDS_IN_MEMORY:
+        return np.empty(num_words, np.uint64)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             # A page that finds no room when it is written would end the process.
-            os.posix_fallocate(file.fileno(), 0, 8 * num_samples)
-            return np.asarray(np.memmap(file, np.uint64, "r+", shape=(num_samples,)))
+            os.posix_fallocate(file.fileno(), 0, 8 * num_words)
+            return np.asarray(np.memmap(file, np.uint64, "r+", shape=(num_words,)))
     except OSError as error:
         where = folder or tempfile.gettempdir()
         raise HotsetError(
             f"{where} has no room for the scores of an evaluation: {error.strerror or error}",
-            hint="free 8 bytes of disk space there for each sample that is evaluated",
+            hint=f"free {8 * words_each} bytes of disk space there for each sample that is evaluated",
         ) from error
 
 
@@ -179,10 +180,20 @@ class Scores:
     accuracy: float | None = None
     """Share of samples on the right side of probability one half."""
     num_samples: int = 0
+    """Number of samples that have the label, without those of weight 0."""
+    total_weight: float | None = None
+    """Sum of the weights of these samples, by which all scores are; None where the log has no weights."""
+    gauc: float | None = None
+    """Mean AUC of the groups of the log that have both classes, by their weight; None without groups."""
+    num_groups: int | None = None
+    """Number of these groups."""
+    mean_squared_error: float | None = None
+    """Mean square of prediction minus label, of a run that predicts values; None for probabilities."""
 
     def __repr__(self) -> str:
         """Return the main scores in one line; the others are attributes."""
-        shown = ", ".join(f"{name}={_four_digits(getattr(self, name))}" for name in ("auc", "log_loss"))
+        names = ["auc", "log_loss", *(name for name in _MAIN_OF_SOME if getattr(self, name) is not None)]
+        shown = ", ".join(f"{name}={_four_digits(getattr(self, name))}" for name in names)
         return f"{type(self).__name__}({shown}, num_samples={self.num_samples:,})"
 
     def _repr_html_(self) -> str:
@@ -194,8 +205,32 @@ class Scores:
         }
         rows = [["", *groups]]
         for each in fields(Scores):
-            rows.append([each.name, *(_four_digits(getattr(group, each.name)) for group in groups.values())])
+            values = [getattr(group, each.name) for group in groups.values()]
+            if each.name not in OF_SOME or values != [None] * len(values):
+                rows.append([each.name, *map(_four_digits, values)])
         return html_table(rows)
+
+
+OF_SOME = ("total_weight", "gauc", "num_groups", "mean_squared_error")
+"""Scores that few runs have, and their records name only where they do."""
+_MAIN_OF_SOME = ("gauc", "mean_squared_error")
+
+
+def plain_scores(record: Any) -> dict[str, Any]:
+    """Return a record with scores as plain data, without the scores and labels that it does not have."""
+    return _without_absent(asdict(record))
+
+
+def _without_absent(scores: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {
+        name: value for name, value in scores.items() if value is not None or name not in (*OF_SOME, "labels")
+    }
+    for name in ("hot", "mixed", "oov", "validation"):
+        if isinstance(kept.get(name), dict):
+            kept[name] = _without_absent(kept[name])
+    if "labels" in kept:
+        kept["labels"] = {name: _without_absent(of_label) for name, of_label in kept["labels"].items()}
+    return kept
 
 
 def _four_digits(value: float | None) -> str:
@@ -220,10 +255,13 @@ class Quality(Scores):
     """Scores of the other samples."""
     oov: Scores
     """Scores of the samples with an out-of-vocabulary lookup."""
+    labels: dict[str, Scores] | None = None
+    """Scores of each label of a run that predicts several, of which the other scores are of the first; None
+    elsewhere."""
 
     def to_dict(self) -> dict[str, Any]:
         """The scores as plain data."""
-        return asdict(self)
+        return plain_scores(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -235,8 +273,38 @@ class RunQuality(Quality):
 
     def of_test(self) -> dict[str, Any]:
         """The scores of the test part as plain data."""
-        every = asdict(self)
-        return {each.name: every[each.name] for each in fields(Quality)}
+        every = plain_scores(self)
+        return {each.name: every[each.name] for each in fields(Quality) if each.name in every}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """The meaning of the numbers that a model returns; by default logits of the label of the log."""
+
+    labels: tuple[str, ...] = ()
+    """Names of the labels, in the order of the logits; empty for one label without a name."""
+    predicts: Literal["probability", "value"] = "probability"
+    """Whether they are logits, or the predictions themselves."""
+    negative_rate: float | None = None
+    """Share of the samples without a click that the log of the training kept; None: all."""
+
+    @property
+    def shift(self) -> float:
+        """The number that recalibrates logits where it is added to them."""
+        return metrics.recalibration(self.negative_rate)
+
+
+CLICKS = Answers()
+"""Logits of one label, of a log that kept all its samples."""
+
+
+def refuse_not_a_number(answer_N: NDArray[np.float32]) -> None:
+    """Raise HotsetError where a prediction is NaN: it would be sorted to one end, and give an AUC."""
+    if np.isnan(answer_N).any():
+        raise HotsetError(
+            "a prediction of the evaluation is no number: the weights have diverged",
+            hint="train again with lower --embedding-lr or --dense-lr",
+        )
 
 
 class ScoreCounter:
@@ -268,12 +336,7 @@ class ScoreCounter:
         Raises:
             HotsetError: a prediction is no number.
         """
-        # A NaN would be sorted to one end and give an AUC that looks like one.
-        if np.isnan(logit_N).any():
-            raise HotsetError(
-                "a prediction of the evaluation is no number: the weights have diverged",
-                hint="train again with lower --embedding-lr or --dense-lr",
-            )
+        refuse_not_a_number(logit_N)
         words_N = metrics.score_words(logit_N, label_N, is_hot_N, has_oov_N)
         self._words_N[self._num_samples : self._num_samples + words_N.size] = words_N
         self._num_samples += words_N.size
@@ -306,15 +369,16 @@ class ScoreCounter:
             return Scores()
         loss, predicted, right = (float(figure) / num_samples for figure in self._sums_G3[group])
         return Scores(
-            auc=_defined(ranks.auc(group)),
-            pr_auc=_defined(ranks.average_precision(group)),
+            auc=defined(ranks.auc(group)),
+            pr_auc=defined(ranks.average_precision(group)),
             log_loss=loss,
-            normalized_entropy=_defined(metrics.normalized_entropy(loss, num_clicks / num_samples)),
+            normalized_entropy=defined(metrics.normalized_entropy(loss, num_clicks / num_samples)),
             calibration=predicted * num_samples / num_clicks if num_clicks else None,
             accuracy=right,
             num_samples=num_samples,
         )
 
 
-def _defined(value: float) -> float | None:
+def defined(value: float) -> float | None:
+    """Return a score; None where it is NaN."""
     return None if math.isnan(value) else value

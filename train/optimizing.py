@@ -209,11 +209,14 @@ class Stopping:
     def note_evaluation(self, step: int, scores: Scores) -> bool:
         """Note an evaluation of the validation part; return whether it is best."""
         options = self._options
-        score = scores.auc if options.best_by == "auc" else scores.log_loss
+        # Values have neither.
+        error = scores.log_loss if scores.mean_squared_error is None else scores.mean_squared_error
+        is_by_auc = options.best_by == "auc" and scores.mean_squared_error is None
+        score = scores.auc if is_by_auc else error
         # Without a score, as where all labels are equal, nothing is decided.
         if score is None:
             return False
-        score = score if options.best_by == "auc" else -score
+        score = score if is_by_auc else -score
         is_best = self.best_score is None or score > self.best_score
         if is_best:
             self.best_score = score

@@ -51,8 +51,12 @@ class RunSettings(JsonRecord):
     seed: int
     embedding_optimizer: str
     dense_optimizer: str
+    negative_rate: float | None = None
+    """Share of the samples without a click that the log kept; None: all."""
 
     def check_values(self, where: str) -> None:
+        if self.negative_rate is not None and not 0 < self.negative_rate < 1:
+            raise RecordError(f"{where}negative_rate is {self.negative_rate}, want a share in (0, 1)")
         if self.embedding_optimizer not in OPTIMIZERS:
             raise RecordError(f"{where}embedding_optimizer is {self.embedding_optimizer!r}")
 

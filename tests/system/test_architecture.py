@@ -44,7 +44,7 @@ FLOORS = {
         "build_embeddings",
         "spill",
         "gpu placements",
-        "build_model ranks run_folder step",
+        "build_model ranks run_folder scoring step",
         "advice dense",
         "model",
         "optimizing run_config",

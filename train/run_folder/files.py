@@ -396,12 +396,16 @@ class TensorboardEvents:
             self._writer.flush()
 
 
+_NO_CURVES = ("step", "samples", "num_samples", "total_weight", "num_groups")
+"""Numbers of a line that do not change with the weights."""
+
+
 def _numbers(entry: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Yield the numbers of a line by tags such as ``train/loss`` and ``validation/hot/auc``."""
     for name, value in entry.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and name not in ("step", "samples", "num_samples"):
+        elif isinstance(value, int | float) and name not in _NO_CURVES:
             yield f"{prefix or 'train/'}{name}", float(value)
 
 

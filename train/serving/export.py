@@ -42,7 +42,7 @@ from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX, TIME_KINDS, Schema
 from ..build_model import ModelSource, explained
 from ..config import ExportConfig, RowType
-from ..evaluate import evaluate, load_dense_layers
+from ..evaluate import answers_of, evaluate, load_dense_layers
 from ..metrics import Scores
 from ..model.layers import DenseModel
 from ..model.shapes import tables_by_dim
@@ -188,6 +188,7 @@ class ServingGraph(nn.Module):
         takes_mean: whether the rows of a bag become their mean instead of their sum.
         num_elements: of a history with its candidate, for a model that takes bags as histories; None for
             others.
+        shift: what recalibrates logits where it is added to them.
     """
 
     def __init__(
@@ -200,9 +201,11 @@ class ServingGraph(nn.Module):
         *,
         takes_mean: bool,
         num_elements: int | None = None,
+        shift: float = 0.0,
     ) -> None:
         super().__init__()
         self.model = model
+        self._shift = shift
         self.index = index
         self.tables = nn.ModuleList(tables)
         self.transform = DenseTransform(schema)
@@ -260,6 +263,8 @@ class ServingGraph(nn.Module):
             length_B1 = bag_lengths[0].clamp(max=self._num_elements).unsqueeze(1)
             values_BK = torch.cat([values_BK, length_B1.to(values_BK.dtype)], dim=1)
         logit_B = self.model.logits(values_BK, embeddings)
+        if self._shift:
+            logit_B = logit_B + self._shift
         return torch.sigmoid(logit_B), logit_B
 
     def _as_history(self, rows_BLD: torch.Tensor, length_B: torch.Tensor, num_elements: int) -> torch.Tensor:
@@ -473,6 +478,7 @@ def graph_of(
         described.schema,
         takes_mean=chosen.pooling == "mean",
         num_elements=chosen.history_length + 1 if chosen.kind == "tbsm" else None,
+        shift=answers_of(described.config).shift,
     )
     return graph.eval().requires_grad_(False)
 

@@ -36,7 +36,7 @@ from ..build_embeddings import set_threads
 from ..build_model import ModelSource
 from ..config import PredictConfig
 from ..data.batch import Batch, FeatureBags, join
-from ..evaluate import load_model
+from ..evaluate import answers_of, load_model
 from ..threads import BackgroundIterator
 from .run_tables import RunTables
 
@@ -97,6 +97,7 @@ class RunPredictor:
         recorded = found.config
         self._threads = set_threads(config.threads or recorded.threads)
         self._batch_size = config.batch_size or recorded.batch_size
+        self._shift = answers_of(recorded).shift
         self.num_read = (0, 0)
         """Samples and bytes that are encoded so far, replaced together: another thread encodes."""
         self.schema: Schema = found.schema.of_predicted
@@ -141,7 +142,7 @@ class RunPredictor:
                         raise HotsetError(
                             f"a prediction for {logs[0][0]} is no number: the weights have diverged"
                         )
-                    yield logit_B
+                    yield logit_B + np.float32(self._shift) if self._shift else logit_B
         finally:
             ahead.close()
             encoded.close()

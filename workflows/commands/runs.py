@@ -216,8 +216,18 @@ def runs_table(group: Sequence[Run]) -> TextTable:
     title = title_of(group)
     if len(names) > len(shown):
         title += f" ({len(names) - len(shown)} more settings differ)"
-    rows = [[run.name, *_figures(run), *(_short(run, name) for name in shown)] for run in group]
-    return TextTable((*_FIGURES, *shown), rows, title)
+    # Few logs have groups.
+    gauc = ["GAUC"] if any(_number(run, "gauc") is not None for run in group) else []
+    rows = [
+        [
+            run.name,
+            *_figures(run),
+            *(_four_digits(run, "gauc") for _ in gauc),
+            *(_short(run, name) for name in shown),
+        ]
+        for run in group
+    ]
+    return TextTable((*_FIGURES, *gauc, *shown), rows, title)
 
 
 def page_of_runs(runs: Sequence[Run], folder: Path) -> str:
@@ -253,16 +263,21 @@ def page_of_runs(runs: Sequence[Run], folder: Path) -> str:
 def _figures(run: Run) -> list[str]:
     if run.summary is None:
         return ["damaged" if run.fault else "unfinished", "", "", ""]
-    auc, log_loss, speed = (_number(run, name) for name in ("auc", "log_loss", "samples_per_second"))
+    speed = _number(run, "samples_per_second")
     moved = [_number(run, name) for name in ("bytes_to_fast", "bytes_to_slow")]
     # Ranks count what they move each for itself, and the first one writes the summary.
     whose = " (rank 0)" if run.summary.get("exchange") else ""
     return [
-        "-" if auc is None else f"{auc:.4f}",
-        "-" if log_loss is None else f"{log_loss:.4f}",
+        _four_digits(run, "auc"),
+        _four_digits(run, "log_loss"),
         "-" if speed is None else f"{speed:,.0f}",
         "-" if None in moved else format_byte_size(int(sum(each or 0 for each in moved))) + whose,
     ]
+
+
+def _four_digits(run: Run, name: str) -> str:
+    value = _number(run, name)
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _number(run: Run, name: str) -> float | None:

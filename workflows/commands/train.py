@@ -253,6 +253,10 @@ class EvaluateCommand(JsonCommand):
     """Memory for embedding rows; if not all fit, those of some batches at a time are read from the run's
     weights. By default as much as there is."""
 
+    negative_rate: float | None = None
+    """Share of the samples without a click that the log of DIR kept: each of them counts as 1 / NUMBER. By
+    default that of the log of the training."""
+
     def execute(self) -> int:
         """Run ``hotset evaluate``."""
         # torch takes a second and more to import: not before the folders are known to be there.
@@ -267,6 +271,7 @@ class EvaluateCommand(JsonCommand):
                 self.dir,
                 device=self.device,
                 slow_bytes=self.slow_bytes,
+                negative_rate=self.negative_rate,
                 progress=lambda done, total: progress("evaluate", done, total),
             ).to_dict()
         if self.json:
@@ -292,11 +297,15 @@ def explain_entropy(scores: Mapping[str, Any]) -> str | None:
 
 def show_quality(scores: dict[str, Any], console: Console) -> None:
     """Print the scores of a run, a column for all samples and one for each group of them."""
-    groups = {name: scores[key] if key else scores for name, key in _GROUPS.items()}
+    # The groups are of the first label.
+    groups = scores.get("labels") or {"all samples": scores}
+    groups |= {name: scores[key] for name, key in _GROUPS.items()}
     # Without a validation part its column would be empty.
     if scores["validation"] is None:
         del groups["validation"]
-    _print_columns(console, groups, [_scores(group) for group in groups.values()])
+    names = ["calibration"] if "mean_squared_error" in scores else [*_METRICS]
+    names += [name for name in _OF_SOME if any(_key_of(name) in group for group in groups.values())]
+    _print_columns(console, groups, [_scores(group, names) for group in groups.values()])
 
 
 def show_runs(summaries: list[dict[str, Any]], console: Console) -> None:
@@ -318,16 +327,25 @@ def _print_columns(console: Console, titles: Iterable[str], columns: Sequence[Ma
     print_table(console, TextTable(["", *titles], rows))
 
 
-_GROUPS = {"all samples": "", "hot": "hot", "mixed": "mixed", "with oov": "oov", "validation": "validation"}
+_GROUPS = {"hot": "hot", "mixed": "mixed", "with oov": "oov", "validation": "validation"}
 """Columns of the scores, and the samples in them: groups of the test part, and the validation part."""
 _METRICS = ("AUC", "PR-AUC", "log loss", "normalized entropy", "calibration", "accuracy")
+_OF_SOME = ("mean squared error", "GAUC", "num groups", "total weight")
+"""Metrics of few runs; the table has those that a group has."""
 
 
-def _scores(found: Mapping[str, Any]) -> dict[str, str]:
+def _scores(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Return the text of each metric of a group of samples, and their number."""
-    values = {name: found[name.lower().replace("-", "_").replace(" ", "_")] for name in _METRICS}
-    shown = {name: "-" if value is None else f"{value:.4f}" for name, value in values.items()}
+    values = {name: found.get(_key_of(name)) for name in names}
+    shown = {
+        name: "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
+        for name, value in values.items()
+    }
     return shown | {"samples": f"{found['num_samples']:,}"}
+
+
+def _key_of(metric: str) -> str:
+    return metric.lower().replace("-", "_").replace(" ", "_")
 
 
 def _can_move(summary: Mapping[str, Any]) -> bool:

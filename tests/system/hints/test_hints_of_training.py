@@ -335,7 +335,7 @@ def test_a_run_that_diverged_goes_on_from_its_checkpoint(shell: Shell) -> None:
     assert "--init-from other" in hint and "--dense-lr 1e+29" in hint
 
 
-@follows("train/metrics.py::ScoreCounter.add")
+@follows("train/metrics.py::refuse_not_a_number")
 def test_diverged_weights_ask_for_lower_rates(shell: Shell) -> None:
     none = np.zeros(1, np.bool_)
     label = np.zeros(1, np.float32)
