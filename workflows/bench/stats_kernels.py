@@ -3,7 +3,8 @@
 Policies serve batch after batch from a cache that starts empty. The references of `lru` and `lookahead` keep
 dictionaries and heaps; those of `lfu` and `dataset` examine every slot for each batch, as FreqCache's code
 does (there with torch on a GPU). Ties are broken as in the kernels, and both load as many rows.
-``--orders`` ranks a log in each order instead and counts its fully hot samples by budget.
+``--orders`` ranks a log in each order instead and counts its fully hot samples by budget. ``--scores``
+compares scores of random samples with weights and groups with those of scikit-learn and Polars.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from __future__ import annotations
 import argparse
 import heapq
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import GIB, MIB, ConfigError
+from ...pipeline.errors import GIB, MIB, ConfigError, MissingExtraError
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import SamplesTotals, VocabularyTotals
 from ...pipeline.preprocess import preprocess, remove_from
@@ -35,9 +38,21 @@ from ...stats.kernel import read_only
 from ...stats.lookahead.planner import StagingPlanner, cache_planner, lookahead_planner
 from ...stats.lookahead.step_plans import RowStream, next_uses
 from ...stats.ranking.row_bytes import row_bytes
+from ...train.metrics import CLICKS
+from ...train.scoring.sample_scores import SampleScores
 from ..drawn_shards import zipf_ids
 from ..recipes import criteo_kaggle
-from .harness import Facts, clock, new_log, new_parser, run_script, scratch_folder, seconds_since, take_turns
+from .harness import (
+    Facts,
+    clock,
+    new_log,
+    new_parser,
+    run_script,
+    scratch_folder,
+    seconds_since,
+    take_turns,
+    tell,
+)
 
 Batches = Sequence[NDArray[np.int64]]
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
@@ -60,12 +75,15 @@ PARSER.add_argument("--lookups", type=int, default=4_000_000, help="lookups of t
 PARSER.add_argument("--slots", type=int, default=500_000, help="slots of the caches, 1/20 of the rows")
 PARSER.add_argument("--rounds", type=int, default=3, help="rounds in which each runs once")
 PARSER.add_argument("--orders", action="store_true", help="count hot samples by order instead")
+PARSER.add_argument("--scores", type=int, default=0, help="compare scores of this many random cases instead")
 PARSER.add_argument("--data", type=Path, help="raw Criteo log for --orders; 2 M samples are generated")
 PARSER.add_argument("--samples", type=int, default=2_000_000, help="samples generated for --orders")
 
 
 def measure(options: argparse.Namespace) -> Facts:
     """Measure the kernels, or the orders."""
+    if options.scores:
+        return compare_scores(options.scores)
     if options.orders:
         with scratch_folder(options) as folder:
             return compare_orders(options, folder)
@@ -365,6 +383,127 @@ def _shares(order: str, vocabulary: Manifest, samples: Manifest, budgets: list[i
         }
         found.append(shares | facts)
     return found
+
+
+_KINDS_OF_SCORES = ("continuous", "few values", "one value", "one class", "rare labels", "whole weights")
+_MOST_SAMPLES_OF_CASE = 60
+_CASES_AT_A_TIME = 500
+
+
+def compare_scores(num_cases: int) -> Facts:
+    """Return the largest difference from scikit-learn and Polars of each score over random cases.
+
+    Raises:
+        MissingExtraError: scikit-learn is not installed.
+    """
+    if find_spec("sklearn") is None:
+        raise MissingExtraError("--scores needs scikit-learn", hint="`pip install scikit-learn` installs it")
+    rng = np.random.default_rng(0)
+    largest: dict[str, float] = {}
+    counts = dict.fromkeys(_KINDS_OF_SCORES, 0)
+    num_defined: Counter[str] = Counter()
+    for first in range(0, num_cases, _CASES_AT_A_TIME):
+        numbers = range(first, min(first + _CASES_AT_A_TIME, num_cases))
+        cases = []
+        for number in numbers:
+            kind = _KINDS_OF_SCORES[number % len(_KINDS_OF_SCORES)]
+            counts[kind] += 1
+            cases.append(_draw_case(kind, rng))
+        for case, gauc in zip(cases, _gauc_by_polars(cases), strict=True):
+            found = _scores_of(case)
+            for name, wanted in (_scores_by_sklearn(case) | {"gauc": gauc}).items():
+                own = found.get(name)
+                if (own is None) != (wanted is None):
+                    raise AssertionError(f"{name} is {own}, want {wanted}")
+                if own is not None and wanted is not None:
+                    num_defined[name] += 1
+                    largest[name] = max(largest.get(name, 0.0), abs(own - wanted) / max(1.0, abs(wanted)))
+        tell(f"{numbers.stop} of {num_cases} cases")
+    return {
+        "cases": counts,
+        "cases_with_the_score": dict(num_defined),
+        "largest_difference": largest,
+        "against": {"scikit-learn": version("scikit-learn"), "polars": version("polars")},
+    }
+
+
+def _draw_case(kind: str, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    """Return samples with ties, weights of 0, missing labels and groups, of which some have one class."""
+    size = int(rng.integers(2, _MOST_SAMPLES_OF_CASE))
+    logit_N = rng.normal(-1, 2, size)
+    if kind in ("few values", "one value", "whole weights"):
+        logit_N = rng.integers(0, 1 if kind == "one value" else 5, size) / 2
+    label_N = (rng.random(size) < (0.0 if kind == "one class" else 0.35)).astype(np.float32)
+    weight_N = rng.integers(0, 4, size) if kind == "whole weights" else rng.lognormal(0, 2, size)
+    weight_N = np.where(rng.random(size) < 0.1, 0, weight_N)
+    label_N[rng.random(size) < (0.7 if kind == "rare labels" else 0.1)] = np.nan
+    return {
+        "logit": logit_N.astype(np.float32),
+        "label": label_N,
+        "weight": weight_N.astype(np.float32),
+        "group": rng.integers(0, 2**64, 1 + size // 4, np.uint64)[rng.integers(0, 1 + size // 4, size)],
+        "has_group": rng.random(size) < 0.9,
+    }
+
+
+def _scores_of(case: Mapping[str, NDArray[Any]]) -> dict[str, float | None]:
+    """Return the scores that an evaluation gives."""
+    none_N = np.zeros(case["logit"].size, np.bool_)
+    counter = SampleScores(none_N.size, CLICKS, ("weight", "group"))
+    counter.add(case["logit"], case["label"][:, None], none_N, none_N, case)
+    return counter.quality().to_dict()
+
+
+def _scores_by_sklearn(case: Mapping[str, NDArray[Any]]) -> dict[str, float | None]:
+    """Return the same by scikit-learn, None where it has none: it warns of one class, or divides by 0."""
+    from sklearn import metrics
+
+    kept = ~np.isnan(case["label"]) & (case["weight"] > 0)
+    label_N, logit_N = case["label"][kept], case["logit"][kept]
+    weight_N = case["weight"][kept].astype(np.float64)
+    names = ("auc", "pr_auc", "log_loss", "accuracy", "calibration", "normalized_entropy")
+    if label_N.size == 0:
+        return dict.fromkeys(names)
+    chance_N = 1 / (1 + np.exp(-logit_N.astype(np.float64)))
+    rate = np.average(label_N.astype(np.float64), weights=weight_N)
+    loss = metrics.log_loss(label_N, chance_N, sample_weight=weight_N, labels=[0, 1])
+    found: dict[str, float | None] = dict.fromkeys(names)
+    found["log_loss"] = float(loss)
+    found["accuracy"] = float(metrics.accuracy_score(label_N, logit_N > 0, sample_weight=weight_N))
+    if rate > 0:
+        found["pr_auc"] = float(metrics.average_precision_score(label_N, logit_N, sample_weight=weight_N))
+        found["calibration"] = float(np.average(chance_N, weights=weight_N) / rate)
+    if 0 < label_N.sum() < label_N.size:
+        found["auc"] = float(metrics.roc_auc_score(label_N, logit_N, sample_weight=weight_N))
+        base = metrics.log_loss(label_N, np.full(label_N.size, rate), sample_weight=weight_N)
+        found["normalized_entropy"] = float(loss / base)
+    return found
+
+
+def _gauc_by_polars(cases: Sequence[Mapping[str, NDArray[Any]]]) -> list[float | None]:
+    """Return the mean AUC of the groups of each case, from pairs that a join makes."""
+    import polars as pl
+
+    samples = pl.concat(
+        pl.DataFrame(
+            {name: case[name] for name in ("logit", "label", "weight", "group", "has_group")}
+        ).select(pl.lit(number).alias("case"), pl.all())
+        for number, case in enumerate(cases)
+    )
+    samples = samples.filter(pl.col("label").is_not_nan(), pl.col("has_group"), pl.col("weight") > 0)
+    samples = samples.with_columns(pl.col("weight").cast(pl.Float64))
+    keys = ["case", "group"]
+    clicks, others = (samples.filter(pl.col("label") == label) for label in (1, 0))
+    above = pl.col("logit") > pl.col("logit_right")
+    tied = pl.col("logit") == pl.col("logit_right")
+    product = pl.col("weight") * pl.col("weight_right")
+    won = (product * (above + 0.5 * tied)).sum() / product.sum()
+    areas = clicks.join(others, on=keys).group_by(keys).agg(won.alias("auc"))
+    weights = samples.group_by(keys).agg(pl.col("weight").sum())
+    mean = (pl.col("auc") * pl.col("weight")).sum() / pl.col("weight").sum()
+    found = areas.join(weights, on=keys).group_by("case").agg(mean.alias("gauc"))
+    by_case = dict(found.select("case", "gauc").iter_rows())
+    return [by_case.get(number) for number in range(len(cases))]
 
 
 def _choose(order: str, vocabulary: Manifest, widths: list[int], budget: int) -> tuple[list[int], Facts]:

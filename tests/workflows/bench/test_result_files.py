@@ -31,6 +31,7 @@ SCRIPTS = {
     "fuxictr": "quality --fuxictr",
     "stats": "stats_kernels",
     "orders": "stats_kernels --orders",
+    "scores": "stats_kernels --scores 100000",
     "host-steps": "host_steps",
     "window": "window",
     "checkouts": "processes --other",

@@ -150,6 +150,13 @@ def test_stats_kernels_fetch_as_their_references(tmp_path: Path) -> None:
     assert {"lookahead", "lru", "lfu", "dataset", "counting"} <= kernels.keys()
 
 
+def test_scores_are_those_of_other_programs(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    found = run("stats_kernels", tmp_path, "--scores", 300)
+    assert found["cases_with_the_score"].keys() >= {"auc", "pr_auc", "log_loss", "gauc"}
+    assert max(found["largest_difference"].values()) < 1e-12
+
+
 def test_orders(tmp_path: Path, log: Path) -> None:
     budgets = run("stats_kernels", tmp_path, "--orders", "--data", log)["budgets"]
     assert budgets[-1]["peel"]["hot_sample_share"] == 1.0
