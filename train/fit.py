@@ -47,7 +47,7 @@ from .data import shards as _shards
 from .data.batch import Batch
 from .data.shards import ShardOrigin
 from .metrics import Quality
-from .own_loop import RowSettings
+from .own_loop.embedding_module import RowSettings
 from .recipe_options import RecipeOptions, Schedule, parse_steps_or_time
 from .run_config import read_config
 from .run_folder.reader import read_finite, read_weights

@@ -137,6 +137,10 @@ def describe(out: Path) -> dict[str, Any]:
     return found
 
 
+RATES = {"sgd": 0.1, "momentum": 0.01}
+"""Rates of optimizers whose usual ones make these rows infinite."""
+
+
 def rows_after(data: Path, placement: str, optimizer: str) -> str:
     """Train rows on gradients that take no matrix product, and return the hash of tables and states."""
     torch.set_num_threads(1)
@@ -144,6 +148,7 @@ def rows_after(data: Path, placement: str, optimizer: str) -> str:
         data,
         placement=placement,  # type: ignore[arg-type]
         embedding_optimizer=optimizer,  # type: ignore[arg-type]
+        embedding_lr=RATES.get(optimizer),
         staging_bytes="24KiB",
         threads=1,
     )

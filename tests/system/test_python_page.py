@@ -34,7 +34,7 @@ def run_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
 
 def blocks() -> list[str]:
     found = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(found) == 4
+    assert len(found) == 5
     return found
 
 

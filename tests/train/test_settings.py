@@ -11,7 +11,7 @@ import hotset
 from hotset.tests.support.settings import settings_of
 from hotset.train.config import ExchangeOptions, ExportConfig, PredictConfig, TrainConfig
 from hotset.train.fit import ExportSettings, FitSettings, PredictSettings
-from hotset.train.own_loop import RowSettings
+from hotset.train.own_loop.embedding_module import RowSettings
 from hotset.train.recipe_options import RecipeOptions
 
 PROGRAM = """
@@ -26,7 +26,7 @@ hotset.predict("run", "log.tsv", batch=3)  # wrong
 hotset.export("run", "out", row_type="int4")  # wrong
 hotset.nn.Embeddings("data", epochs=3)  # wrong
 """
-CHECKED = ("fit", "own_loop", "config", "recipe_options", "threads")
+CHECKED = ("fit", "own_loop.*", "config", "recipe_options", "threads")
 
 
 def test_settings_are_those_of_the_configs() -> None:

@@ -143,13 +143,21 @@ class NumbaRows:
         grad = grad_PD.numpy()
         ends = _micro_batch_ends(self._micro_batches, grad.shape[0], num_features)
         levels = num_levels(ends.size)
-        sums = np.empty((every.size + levels, grad.shape[1]), np.float32)
-        # The kernel of an update, for all rows in one call and without the step.
         block = BLOCK_SAMPLES * num_features
-        slots = np.empty_like(every)
-        shares = np.empty(levels, np.int64)
-        kernels.sum_gradients(grad, by_bag, every, block, ends, 0, every.size, sums, slots, shares)
-        return torch.from_numpy(sums[: every.size])
+        whole = np.empty((every.size, grad.shape[1]), np.float32)
+        ranges = row_ranges(by_bag, self._threads.num_threads)
+
+        # The kernel of an update, without the step; it needs a few rows more to add in.
+        def sum_rows(piece: int, _: int) -> None:
+            first, last = ranges[piece]
+            sums = np.empty((last - first + levels, grad.shape[1]), np.float32)
+            slots = np.empty(last - first, np.int64)
+            shares = np.empty(levels, np.int64)
+            kernels.sum_gradients(grad, by_bag, every, block, ends, first, last, sums, slots, shares)
+            whole[first:last] = sums[: last - first]
+
+        self._threads.run(sum_rows, len(ranges))
+        return torch.from_numpy(whole)
 
     def apply(
         self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
@@ -208,14 +216,20 @@ class TorchRows:
         served = slots_U[slots_U >= 0]
         _, bags = _served(by_bag, slots_U)
         rows = np.repeat(np.arange(served.size), by_bag.counts_U[slots_U >= 0])
-        sums_UD = self._sums(rows, bags, served.size, grad_PD, num_features)
-        (slots,) = self._on(tier.device, served)
+        self.apply(tier, served, self._sums(rows, bags, served.size, grad_PD, num_features), rate)
+
+    def apply(
+        self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
+    ) -> None:
+        (slots,) = self._on(tier.device, slots_U)
         rate = self._optimizer.lr if rate is None else rate
         if rate != self._rate:
             self._rate = rate
             (self._rates_T,) = self._on(tier.device, self._optimizer.step_rates(rate))
         numbers = (self._rates_T, self._root_scales_T)
-        step_with_torch(self._optimizer, tier.weights_SD, tier.state_SW, slots, sums_UD, *numbers)
+        # A tier may have room for the state of a wider optimizer.
+        state_SW = tier.state_SW[:, : self._optimizer.state_width(sums_UD.shape[1])]
+        step_with_torch(self._optimizer, tier.weights_SD, state_SW, slots, sums_UD, *numbers)
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
         rows = np.repeat(np.arange(by_bag.num_rows), by_bag.counts_U)

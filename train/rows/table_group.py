@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,8 @@ from .kernels import copy_rows
 from .optimizers import RowOptimizer
 from .step_plan import ColdRows, GroupStep, Moves, Placement, SplitBatch, StepPlan, Transfer
 from .tiers import FileTier, InitialValues, Tier, TrafficCounter, Way
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
 
 _FLOAT32_BYTES = 4
 _ROWS_AT_ONCE = 1 << 13
@@ -147,6 +149,18 @@ class InPlaceWork:
 
     def _count_vector_per_row(self, way: Way, lookups: LookupsByRow) -> None:
         self.traffic.by_table(way, np.diff(lookups.first_F1), self._vector_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """An optimizer step on some of the distinct rows of a batch."""
+
+    rows_N: NDArray[np.int64]
+    """Positions among the distinct rows."""
+    optimizer: RowOptimizer
+    """One whose state the rows of the group have room for."""
+    rate: float
+    """Learning rate, a float32."""
 
 
 class StagedRows:
@@ -359,6 +373,36 @@ class TableGroup:
             self.load(load)
             self._fast_rows.update(self.fast, by_bag, slots_of_pass, grad_PD, num_features, rate)
             self.load(Transfer(write_back=moves))
+
+    def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
+        """(num_distinct, D): summed gradient of each distinct row."""
+        return self._fast_rows.sums(by_bag, grad_PD, num_features)
+
+    def apply(self, part: GroupStep, sums_UD: torch.Tensor, steps: Sequence[RowStep]) -> None:
+        """Take optimizer steps from summed gradients, which stay as they are, wherever the rows are."""
+        if part.plan.in_place:
+            slots_U = self.in_place.slots_of_rows(part.lookups)
+            self._apply(self.slow, slots_U, sums_UD.cpu(), steps)
+            return
+        own_U, slots_U = self._slots(part.lookups, part.plan)
+        if part.plan.split is None:
+            self._apply(self.fast, slots_U, sums_UD, steps)
+            return
+        self._apply(self.fast, own_U, sums_UD, steps)
+        for load, moves, slots_of_pass in self._passes(part.plan.split, own_U):
+            self.load(load)
+            self._apply(self.fast, slots_of_pass, sums_UD, steps)
+            self.load(Transfer(write_back=moves))
+
+    def _apply(
+        self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, steps: Sequence[RowStep]
+    ) -> None:
+        for step in steps:
+            rows_N = step.rows_N[slots_U[step.rows_N] >= 0]
+            rows = backend_of(tier.device, step.optimizer, self.threads)
+            # The copy may change: decay is added to it.
+            of_step = sums_UD.index_select(0, torch.from_numpy(rows_N).to(sums_UD.device))
+            rows.apply(tier, slots_U[rows_N], of_step, step.rate)
 
     def table_parts(self, position: int, *, state: bool = False) -> Iterator[torch.Tensor]:
         """Yield the host weights of a table, or its state, in id order.

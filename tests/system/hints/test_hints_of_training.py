@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import socket
@@ -42,6 +43,7 @@ from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.metrics import ScoreCounter, words_for
+from hotset.train.own_loop.loop_ranks import SharedBatches
 from hotset.train.ranks.messages import check_tables_of_bounds
 from hotset.train.ranks.ranks import OneRank, Ranks, check_equal_settings, join_ranks
 from hotset.train.rows import tiers
@@ -462,17 +464,48 @@ def test_a_process_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         ranks.close()
 
 
-@follows("train/own_loop.py::_refuse_ranks")
-def test_a_loop_of_ones_own_is_started_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@follows("train/own_loop/loop_ranks.py::loop_ranks SharedBatches.held")
+def test_ranks_of_a_loop_of_ones_own_join_first_and_have_equal_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_shards(tmp_path / "shards")
     launched(monkeypatch, rank=0, num_ranks=2)
     hint = hint_of(lambda: hotset.nn.Embeddings(folder))
-    assert hint.startswith("hotset.fit trains your module on ranks; or start this program by itself")
-    launched(monkeypatch, rank=0, num_ranks=1)
-    hotset.nn.Embeddings(folder)
+    assert hint.startswith('call torch.distributed.init_process_group("gloo") before')
+
+    def read(ranks: Ranks) -> str:
+        shared = SharedBatches(ranks)
+        if ranks.rank == 0:
+            return hint_of(lambda: shared.held([{}], [Shards.open(folder).training_batch(0)]))
+        shared.end()
+        return ""
+
+    hint, _ = run_thread_ranks(2, read)
+    assert hint.startswith("hotset.ShardDataset(data, rank=…, world_size=…) gives all ranks the same number")
+    sizes = [len(list(ShardDataset(folder, rank=rank, world_size=2))) for rank in range(2)]
+    assert sizes[0] == sizes[1]
 
 
-@follows("train/own_loop.py::Embeddings._refuse_large Embeddings._refuse_pending")
+@follows(
+    "train/own_loop/row_gradients.py::RowGradients.check_finite "
+    "train/own_loop/embedding_module.py::Embeddings.__reduce_ex__ _row_optimizers"
+)
+def test_a_loop_of_ones_own_goes_on_without_a_gradient_and_without_a_copy(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    assert hint_of(lambda: hotset.nn.Embeddings(folder, tables={"C33": {}})) == "did you mean 'C3'?"
+    embeddings = hotset.nn.Embeddings(folder, placement="hybrid", tables={"C3": {}})
+    first, second = list(ShardDataset(folder))[:2]
+    (embeddings(first)["C1"].sum() * float("nan")).backward()
+    assert "zero_grad() drops this gradient" in hint_of(embeddings.step)
+    embeddings.zero_grad()
+    embeddings(second)["C1"].sum().backward()
+    embeddings.step()
+    assert "load_state_dict(emb.state_dict())" in hint_of(lambda: copy.deepcopy(embeddings))
+    other = hotset.nn.Embeddings(folder, placement="hybrid")
+    other.load_state_dict(embeddings.state_dict())
+
+
+@follows("train/own_loop/embedding_module.py::Embeddings._refuse_large Embeddings._refuse_pending")
 def test_a_loop_of_ones_own_adds_gradients_of_several_batches(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards")
     batches = list(ShardDataset(folder))[:4]

@@ -54,9 +54,20 @@ def test_summing_first_and_applying_then_is_the_update(
     backend.update(at_once, lookups.by_row, lookups.slots_U, grad_PD, 2)
     sums_UD = backend.sums(lookups.by_row, grad_PD, 2)
     is_here = lookups.slots_U >= 0
-    NumbaRows(optimizer, ONE).apply(in_two, lookups.slots_U[is_here], sums_UD[torch.from_numpy(is_here)])
+    here_UD = sums_UD[torch.from_numpy(is_here)]
+    backend.apply(in_two, lookups.slots_U[is_here], here_UD.clone())
     assert torch.equal(at_once.weights_SD, in_two.weights_SD)
     assert torch.equal(at_once.state_SW, in_two.state_SW)
+    # A tier may have room for a larger state than this optimizer's, and leaves the rest of it alone.
+    wide = make_tier(RowOptimizer("adam", 0.03), 2, 30, 4)
+    width = in_two.state_SW.shape[1]
+    rest = wide.state_SW[:, width:].clone()
+    wide.weights_SD.copy_(make_tier(optimizer, 2, 30, 4).weights_SD)
+    wide.state_SW[:, :width] = make_tier(optimizer, 2, 30, 4).state_SW
+    backend.apply(wide, lookups.slots_U[is_here], here_UD)
+    assert torch.equal(wide.weights_SD, in_two.weights_SD)
+    assert torch.equal(wide.state_SW[:, :width], in_two.state_SW)
+    assert torch.equal(wide.state_SW[:, width:], rest)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])

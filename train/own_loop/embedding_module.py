@@ -17,118 +17,48 @@ Shapes: B samples, F one-hot features, N lookups of a multi-hot feature.
 
 from __future__ import annotations
 
-import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import accumulate, count, islice
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, NoReturn, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from ..pipeline.errors import MIB, ConfigError, require_at_least
-from ..pipeline.folders.totals import by_feature
-from ..pipeline.settings import Bytes, Real, Whole, refuse_unknown
-from ..stats.batch_rows import first_stray_lookup
-from .build import build_tools
-from .build_embeddings import attach_movers, build_embeddings, resolve
-from .config import EmbeddingOptimizer, PlacementName, TrainConfig, is_launched
-from .data.batch import Batch, EmbeddingTable, FeatureBags, join
-from .data.dataset import offsets_name
-from .data.shards import Shards, with_hot_bytes
-from .model.shapes import ModelInputs
-from .placements.placements import num_steps_ahead
-from .placements.step_source import StepSource
-from .ranks.ranks import OneRank
-from .rows.embeddings import Embeddings as Rows
-from .rows.embeddings import changed_of
-from .rows.step_plan import PlannedStep
-from .rows.table_group import TableGroup
-from .rows.tiers import HostMemory
-from .threads import BackgroundIterator
-
-
-def read_lookups(tables: Sequence[EmbeddingTable], features: Mapping[str, Any]) -> Batch:
-    """Return the lookups of a dictionary of `ShardDataset`, without labels and dense features.
-
-    Args:
-        tables: all tables of the shards.
-        features: for each table its ids by name, (B,) integers; of a multi-hot one the ids of all samples,
-            (N,), and under ``NAME_offsets`` where those of each begin, (B + 1,).
-
-    Raises:
-        ConfigError: a feature is missing, has another shape or type, or an id that its table has not.
-    """
-    columns: list[NDArray[np.int32]] = []
-    bags: list[FeatureBags] = []
-    num_samples: dict[str, int] = {}
-    is_hot_only = True
-    features_of_log = by_feature(tables)
-    names = {table.name for table in features_of_log}
-    for table in features_of_log:
-        # Ids are refused as they came, before a kernel reads them or they are cut to int32.
-        found_N = _integers(features, table.name)
-        _refuse_stray(found_N, table)
-        ids_N = np.ascontiguousarray(found_N, np.int32)
-        is_hot_only &= first_stray_lookup(ids_N[:, None], np.array([table.num_hot])) < 0
-        name = offsets_name(table.name)
-        if table.is_multi_hot:
-            offsets_B1 = _integers(features, name)
-            ends = offsets_B1[[0, -1]].tolist() if offsets_B1.size else []
-            if ends != [0, ids_N.size] or (offsets_B1[1:] < offsets_B1[:-1]).any():
-                raise ConfigError(f"{name!r} must ascend from 0 to {ids_N.size}, the number of its ids")
-            bags.append(FeatureBags(offsets_B1.astype(np.int32), ids_N))
-            num_samples[table.name] = offsets_B1.size - 1
-            continue
-        # Ids of lists resemble samples.
-        if name in features and name not in names:
-            raise ConfigError(
-                f"the batch has {name!r}, and feature {table.name!r} has one id per sample, not lists"
-            )
-        columns.append(ids_N)
-        num_samples[table.name] = ids_N.size
-    # All features are of the same samples.
-    first, *others = num_samples.items()
-    for name, size in others:
-        if size != first[1]:
-            raise ConfigError(f"{name!r} has {size} samples, and {first[0]!r} has {first[1]}")
-    ids_BF = np.stack(columns, axis=1) if columns else np.empty((first[1], 0), np.int32)
-    no_values = torch.empty(0)
-    return Batch(no_values, no_values, ids_BF, None, is_hot_only, tuple(bags))
-
-
-def _integers(features: Mapping[str, Any], name: str) -> NDArray[Any]:
-    """Return the integers under a name; raise ConfigError where there are none."""
-    if name not in features:
-        raise ConfigError(f"the batch has no {name!r}; it has {', '.join(map(repr, list(features)[:8]))}")
-    value = features[name]
-    found = value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise ConfigError(f"{name!r} is {found.dtype} of shape {found.shape}, want a vector of integers")
-    return found
-
-
-def _refuse_stray(ids_N: NDArray[Any], table: EmbeddingTable) -> None:
-    """Raise ConfigError where an id is not in its table."""
-    # Compared in their own type: a large int64 could be a good int32 once it is cut.
-    is_stray_N = (ids_N < 0) | (ids_N >= table.num_rows)
-    if is_stray_N.any():
-        stray = int(ids_N[is_stray_N.argmax()])
-        raise ConfigError(f"feature {table.name!r} has the id {stray}, and its table {table.num_rows} rows")
-
+from ...pipeline.errors import MIB, ConfigError, require_at_least
+from ...pipeline.folders.totals import by_feature
+from ...pipeline.schema.schema import nearest
+from ...pipeline.settings import Bytes, Real, Whole, refuse_unknown
+from ...stats.ranking.row_bytes import state_width
+from ..build import build_tools
+from ..build_embeddings import attach_movers, build_embeddings, resolve
+from ..config import EmbeddingOptimizer, PlacementName, TrainConfig
+from ..data.batch import Batch, EmbeddingTable
+from ..data.shards import Shards, with_hot_bytes
+from ..model.shapes import ModelInputs
+from ..placements.placements import num_steps_ahead
+from ..placements.step_source import StepSource
+from ..ranks.ranks import OneRank, raise_on_any_rank
+from ..recipe_options import RecipeOptions
+from ..rows.embeddings import Embeddings as Rows
+from ..rows.embeddings import changed_of
+from ..rows.optimizers import RowOptimizer
+from ..rows.step_plan import PlannedStep
+from ..rows.tiers import HostMemory
+from ..threads import BackgroundIterator, torch_as_before
+from .lookups import Dictionary, Held, is_same, read_lookups
+from .loop_ranks import SharedBatches, check_equal_rows, loop_ranks
+from .row_gradients import Lookup, RowGradients, RowsOfTable, RowsOptimizer, TableSettings, row_steps
 
 _WINDOW_BYTES = 64 * MIB
 """Memory for the cold rows of batches known ahead, which wait as a whole here: 10 to 25 times as much."""
-_MANY_LOOKUPS = 100
-"""Batches with gradients and without a step after which a warning is due."""
 _WEIGHT = ".weight"
 _STATE = ".state"
-_Dictionary = TypeVar("_Dictionary", bound=Mapping[str, Any])
 
 
 class RowSettings(TypedDict, total=False):
@@ -152,8 +82,8 @@ class Embeddings(nn.Module):
     Calling the module with a batch, as `hotset.ShardDataset` hands them out, returns the embeddings of each
     feature by name, (B, embedding_dim) float32; those of a feature with lists are the sum of its rows. After
     ``backward``, `step` updates the rows that were looked up, and `zero_grad` drops the gradients instead.
-    Those of several batches add up, as in torch. Rows are no parameters of torch: your optimizer is for the
-    other layers.
+    Those of several batches add up, as in torch. Rows are no parameters of the module: `rows` and `optimizer`
+    show them to clipping, `GradScaler`, schedules of learning rates, and ``requires_grad_``.
 
     In evaluation mode (``eval()``), or under ``torch.no_grad()``, a call reads the newest rows and needs no
     step. ``state_dict()`` holds every table, ``NAME.weight``, and its optimizer state, ``NAME.state``; it
@@ -166,6 +96,7 @@ class Embeddings(nn.Module):
         ``emb = hotset.nn.Embeddings("data", placement="lookahead", staging_bytes="64MiB")``
     """
 
+    @torch_as_before()
     def __init__(
         self,
         data: str | Path,
@@ -173,6 +104,7 @@ class Embeddings(nn.Module):
         placement: PlacementName = "lookahead",
         device: str = "cpu",
         decay: float = 0.0,
+        tables: Mapping[str, TableSettings] | None = None,
         **settings: Unpack[RowSettings],
     ) -> None:
         """Open the shards of ``data`` and give every row its initial values.
@@ -183,6 +115,8 @@ class Embeddings(nn.Module):
             device: of the fast tier, "cpu" or "cuda", on which embeddings are returned; "late" simulates
                 one on the host.
             decay: weight decay of rows, per use.
+            tables: what some tables have otherwise, by name: ``embedding_optimizer``, ``embedding_lr`` and
+                ``decay``. Rows of all tables take the memory of the largest state.
             settings: fields of `TrainConfig` that are about rows: ``hot_bytes``, ``staging_bytes``,
                 ``prefetch``, ``cache_policy``, ``cache_warmup``, ``cache_batches``,
                 ``embedding_optimizer``, ``embedding_lr``, ``seed`` and ``threads``. Sizes are bytes, or
@@ -190,19 +124,24 @@ class Embeddings(nn.Module):
 
         Raises:
             HotsetError: no shards, no such device, another setting, or more rows than memory.
-            ConfigError: this process is one of several ranks.
+            ConfigError: this process is one of several ranks and has joined no process group.
         """
         super().__init__()
-        _refuse_ranks()
+        self._ranks = loop_ranks()
         refuse_unknown(
             settings, RowSettings.__annotations__, {"fit": [own.name for own in fields(TrainConfig)]}
         )
         given: dict[str, Any] = dict(settings)
         config = TrainConfig(placement=placement, device=device, **given)
-        config = replace(config, recipe=replace(config.recipe, embedding_decay=decay))
         shards = Shards.open(Path(data))
-        optimizer = config.row_optimizer(shards.embedding_optimizer)
-        shards = with_hot_bytes(shards, config.hot_bytes, optimizer)
+        self._optimizers = _row_optimizers(shards, config, decay, tables or {})
+        check_equal_rows(self._ranks.steps, shards, config, self._optimizers)
+        # Tiers have room for the largest state of all tables.
+        names = [config.row_optimizer(shards.embedding_optimizer)]
+        names += [each.name for each in self._optimizers.values()]
+        widest: Any = max(names, key=partial(state_width, 2))
+        config = replace(config, embedding_optimizer=widest)
+        shards = with_hot_bytes(shards, config.hot_bytes, config.row_optimizer(""))
         self._config = resolve(shards, config)
         self._tables = shards.tables
         self._batch_size = shards.batch_size
@@ -211,23 +150,59 @@ class Embeddings(nn.Module):
         tools = build_tools(shards, self._config, OneRank(), None, None, marks_rows=True)
         self._tools = replace(tools, host=HostMemory(None, tools.folder, may_spill=False))
         self._rows = build_embeddings(shards, self._config, self._tools)
+        self._places = {
+            feature.name: _Place(number, position, self._tables[table].name)
+            for number, group in enumerate(self._rows.groups)
+            for position, (feature, table) in enumerate(_features_of(self._tables, group.tables))
+        }
         self._current: _Current | None = None
         """Batches that are trained on now, or that `read_ahead` has yielded."""
-        self._pending: list[_Lookup] = []
-        """Lookups whose gradients no step has used."""
-        self._num_lookups = 0
+        self._gradients = RowGradients(self._tables, self._rows.groups, self._ranks)
+        update = weakref.WeakMethod(self._update)
+        self._optimizer = RowsOptimizer(self.rows, self._optimizers, update, self._gradients.drop)
+        self._lr: float | None = None
+        self._numbers = count()
         self._is_reading = False
         self._is_written_back = False
         """Whether the slow tier has the newest values of staged rows too."""
+
+    @property
+    def rows(self) -> dict[str, RowsOfTable]:
+        """The rows of each table by its name, as parameters without values.
+
+        ``torch.nn.utils.clip_grad_norm_([*net.parameters(), *emb.rows.values()], 1.0)`` clips their gradients
+        too, and ``emb.rows["C3"].requires_grad_(False)`` freezes a table.
+        """
+        return self._gradients.rows
+
+    @property
+    def optimizer(self) -> RowsOptimizer:
+        """The optimizer of the rows, with a group of parameters for each table.
+
+        Schedules of learning rates and `GradScaler` take it as another one. Its ``step()`` is that of the
+        module.
+        """
+        return self._optimizer
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freeze all tables, or train them again."""
+        for each in self.rows.values():
+            each.requires_grad_(requires_grad)
+        return super().requires_grad_(requires_grad)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse copies, which would take the memory of all rows again."""
+        raise ConfigError(
+            "hotset.nn.Embeddings cannot be copied or pickled",
+            hint="build another one, and load_state_dict(emb.state_dict())",
+        )
 
     @property
     def inputs(self) -> ModelInputs:
         """Sizes of the dense features and of the tables, for building the other layers."""
         return self._inputs
 
-    def read_ahead(
-        self, batches: Iterable[_Dictionary], *, batches_per_step: int = 1
-    ) -> Iterator[_Dictionary]:
+    def read_ahead(self, batches: Iterable[Dictionary], *, batches_per_step: int = 1) -> Iterator[Dictionary]:
         """Yield the batches of an epoch or a part, loading rows ahead.
 
         Batches are read and planned ahead of the loop, 64 of them or more: until the planner knows the next
@@ -249,15 +224,18 @@ class Embeddings(nn.Module):
         self._end_step()
         self._is_reading = True
         # Batches wait here until they run: the source reads them by number, some of them twice.
-        held: dict[int, _Held[_Dictionary]] = {}
+        held: dict[int, Held[Dictionary]] = {}
+        shared = SharedBatches(self._ranks.ahead)
 
         def numbers() -> Iterator[int]:
             rest = iter(batches)
             for number in count():
                 dictionaries = list(islice(rest, batches_per_step))
                 if not dictionaries:
+                    shared.end()
                     return
-                held[number] = _Held.of(self._tables, dictionaries)
+                own = [read_lookups(self._tables, each) for each in dictionaries]
+                held[number] = shared.held(dictionaries, own)
                 self._refuse_large(held[number])
                 yield number
 
@@ -267,7 +245,9 @@ class Embeddings(nn.Module):
         ahead = None if self._config.placement == "fae" else BackgroundIterator(steps, depth, "read ahead")
         try:
             for step in ahead or steps:
-                self._current = current = _Current(step, own := held.pop(step.number))
+                own = held.pop(step.number)
+                self._current = current = _Current(step, own)
+                self._gradients.begin(own, current.lookups)
                 for part, dictionary in enumerate(own.dictionaries):
                     current.part = part
                     yield dictionary
@@ -277,9 +257,11 @@ class Embeddings(nn.Module):
             # This also runs where the loop ends early: planning stops before the rows are written back.
             if ahead is not None:
                 ahead.close()
+            shared.end()
             self._end_step()
             self._bring_home()
             self._is_reading = False
+            self._gradients.begin(None, {})
 
     def forward(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the embeddings of a batch, (B, embedding_dim) of each feature by its name.
@@ -304,76 +286,102 @@ class Embeddings(nn.Module):
         # A batch that is looked up twice has one place for its gradients.
         if current.part not in current.leaves:
             current.leaves[current.part] = self._leaves_of(current)
-        return self._by_name(current.leaves[current.part])
+        return dict(current.leaves[current.part])
 
-    def _leaves_of(self, current: _Current) -> list[torch.Tensor]:
+    def _leaves_of(self, current: _Current) -> dict[str, torch.Tensor]:
         """Return the embeddings of the batch that is trained on, whose gradients are noted."""
         part, own = current.part, current.held
-        lookup = _Lookup(self._num_lookups, own.batches[part], [None] * len(current.embeddings))
-        self._num_lookups += 1
+        lookup = Lookup(next(self._numbers), own.batches[part])
         current.lookups[part] = lookup
         first, stop = own.places[part : part + 2]
-        leaves = [emb_BFd[first:stop].requires_grad_() for emb_BFd in current.embeddings]
-        for number, leaf in enumerate(leaves):
-            # The hook refers to no leaf: what is looked up and never trained on is freed at once.
-            note = partial(_note_gradient, self._pending, lookup, number)
-            leaf.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+        leaves = {}
+        for feature in by_feature(self._tables):
+            place = self._places[feature.name]
+            leaf = current.embeddings[place.group][first:stop, place.position].detach()
+            leaves[feature.name] = leaf
+            if self.rows[place.table].requires_grad:
+                # The hook refers to no leaf: what is looked up and never trained on is freed at once.
+                note = partial(self._gradients.note, lookup, feature.name)
+                leaf.requires_grad_().register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
         return leaves
 
     def step(self, lr: float | None = None) -> None:
         """Update the rows of all batches that have gradients since the last step, by their sum.
 
-        A batch without gradients changes no row.
+        Rows that no loss depends on stay as they are. On several ranks, all call it, and rows get the mean of
+        their gradients.
 
         Args:
-            lr: learning rate of this step; by default ``embedding_lr``.
+            lr: learning rate of this step; by default each table has its own.
 
         Raises:
             ConfigError: no batch was looked up, no loss was passed backward since, or a batch of this step
                 is still to come.
+            HotsetError: a gradient is an infinity or a NaN; no row has changed.
         """
-        current, pending = self._current, sorted(self._pending, key=lambda lookup: lookup.number)
-        if not pending:
-            raise ConfigError(
-                "step() comes after a batch was looked up in training mode"
-                if current is None or not current.leaves
-                else "step() comes after backward(): the embeddings have no gradient"
-            )
-        if current is not None and self._is_reading:
-            if current.part + 1 < len(current.held.dictionaries):
-                raise ConfigError("step() comes after the last of the batches_per_step batches")
-            found = [current.lookups.get(part) for part in range(current.part + 1)]
-        elif current is not None and [current.lookups.get(0)] == pending:
-            found = [*pending]
-        else:
-            # Rows of earlier batches are back in the slow tier: all batches together are a new one.
-            found = [*pending]
-            current = self._planned(_Held([{}], [join([lookup.batch for lookup in pending])]))
-            self._load(current.step)
-        batches = current.held.batches if self._is_reading else [lookup.batch for lookup in pending]
-        groups = enumerate(self._rows.groups)
-        gradients = [_gradients(group, batches, found, number) for number, group in groups]
-        self._rows.update(current.step, gradients, None if lr is None else float(np.float32(lr)))
-        for lookup in pending:
-            lookup.is_over = True
-        self._pending.clear()
+        self._lr = lr
+        try:
+            self.optimizer.step()
+        finally:
+            self._lr = None
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _update(self) -> None:
+        """Take the step of all rows."""
+        if not any(each.requires_grad for each in self.rows.values()):
+            return
+        with raise_on_any_rank(self._ranks.steps):
+            self._check_step()
+        sums = self._gradients.sums()
+        self._gradients.check_finite()
+        current = self._current_of_step()
+        choices = self.optimizer.choices(self._lr)
+        for group, part, of_group in zip(self._rows.groups, current.step.parts, sums, strict=True):
+            of_tables = [choices[self._tables[table].name] for table in group.tables]
+            group.apply(part, of_group.sums_UD, row_steps(of_group, of_tables))
+        self._rows.mark_updated(current.step)
+        self._gradients.finish()
         current.is_done = True
         self._is_written_back = False
         if not self._is_reading:
             self._end_step()
 
+    def _check_step(self) -> None:
+        """Raise ConfigError where there is nothing to take a step with."""
+        current = self._current
+        if not self._gradients.lookups:
+            raise ConfigError(
+                "step() comes after a batch was looked up in training mode"
+                if current is None or not current.leaves
+                else "step() comes after backward(): the embeddings have no gradient"
+            )
+        if self._is_reading and current is not None and current.part + 1 < len(current.held.dictionaries):
+            raise ConfigError("step() comes after the last of the batches_per_step batches")
+
+    def _current_of_step(self) -> _Current:
+        """Return the step of all batches with gradients, whose rows are loaded."""
+        current, lookups = self._current, self._gradients.lookups
+        is_alone = self._ranks.num_ranks == 1 and len(lookups) == 1
+        if current is not None and (self._is_reading or (is_alone and current.lookups.get(0) is lookups[0])):
+            return current
+        # Rows of earlier batches are back in the slow tier: all batches together are a new one.
+        assert self._gradients.whole is not None
+        current = self._planned(Held([{}], [self._gradients.whole]))
+        self._load(current.step)
+        return current
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients that no step has used."""
         super().zero_grad(set_to_none)
-        for lookup in self._pending:
-            for grad_BFd in lookup.grads:
-                if grad_BFd is not None:
-                    grad_BFd.zero_()
-        self._pending.clear()
+        self._gradients.drop()
 
     def _refuse_pending(self) -> None:
         """Raise ConfigError where a batch that was read ahead has gradients, and its rows leave."""
-        if self._pending:
+        if not self._gradients.is_finite:
+            # A step was left out because of them, as `GradScaler` does.
+            self._gradients.drop()
+        if self._gradients.lookups:
             raise ConfigError(
                 "a batch before has gradients that no step() has used",
                 hint="call step() after each batch, or zero_grad() to drop them; to add the gradients of K "
@@ -388,7 +396,7 @@ class Embeddings(nn.Module):
                 raise ConfigError("a batch of read_ahead is trained on once: take the next one")
             # The dictionary may be a copy: the same lookups make it the same batch.
             own = current.held
-            if batch is not own.dictionaries[current.part] and not _is_same(
+            if batch is not own.dictionaries[current.part] and not is_same(
                 read_lookups(self._tables, batch), own.batches[current.part]
             ):
                 raise ConfigError("the batch is not the one that read_ahead handed out last")
@@ -397,9 +405,9 @@ class Embeddings(nn.Module):
             return current
         # The batches before and after are unknown: the rows are loaded for this step and written back after
         # it.
-        return self._planned(_Held.of(self._tables, [batch]))
+        return self._planned(Held([batch], [read_lookups(self._tables, batch)]))
 
-    def _refuse_large(self, held: _Held[Any]) -> None:
+    def _refuse_large(self, held: Held[Any]) -> None:
         """Raise ConfigError where the placement has no room for the rows of a step."""
         size = held.whole.num_samples
         if self._config.placement == "hybrid-uva" and size > self._batch_size:
@@ -408,7 +416,7 @@ class Embeddings(nn.Module):
                 hint="another placement runs such a step in passes",
             )
 
-    def _planned(self, held: _Held[Any]) -> _Current:
+    def _planned(self, held: Held[Any]) -> _Current:
         """End the current step, and plan one of its own for other batches."""
         self._end_step()
         self._refuse_large(held)
@@ -447,7 +455,7 @@ class Embeddings(nn.Module):
         self._rows = Rows(len(self._tables), self._rows.groups)
         attach_movers(self._rows, self._config, self._tools)
 
-    def _source(self, held: Mapping[int, _Held[Any]], *, is_fresh: bool) -> StepSource:
+    def _source(self, held: Mapping[int, Held[Any]], *, is_fresh: bool) -> StepSource:
         """Return a source of the steps of some batches.
 
         Args:
@@ -463,6 +471,7 @@ class Embeddings(nn.Module):
             window_bytes=_WINDOW_BYTES,
         )
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _evaluated(self, batch: Batch) -> list[torch.Tensor]:
         """Return the embeddings of each table group by the newest rows."""
@@ -475,12 +484,8 @@ class Embeddings(nn.Module):
 
     def _by_name(self, embeddings: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return those of each feature, in their order."""
-        of_feature = {
-            feature.name: emb_BFd[:, position]
-            for group, emb_BFd in zip(self._rows.groups, embeddings, strict=True)
-            for position, feature in enumerate(by_feature(self._tables[table] for table in group.tables))
-        }
-        return {feature.name: of_feature[feature.name] for feature in by_feature(self._tables)}
+        places = {feature.name: self._places[feature.name] for feature in by_feature(self._tables)}
+        return {name: embeddings[place.group][:, place.position] for name, place in places.items()}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Put copies of all tables into a state dictionary of torch."""
@@ -489,9 +494,12 @@ class Embeddings(nn.Module):
             self._is_written_back = True
             for number, table in enumerate(self._tables):
                 destination[f"{prefix}{table.name}{_WEIGHT}"] = self._rows.table(number).clone()
-                state_NW = self._rows.table(number, state=True)
-                if state_NW.shape[1]:
+                if width := self._state_width(table):
+                    state_NW = self._rows.table(number, state=True)[:, :width]
                     destination[f"{prefix}{table.name}{_STATE}"] = state_NW.clone()
+
+    def _state_width(self, table: EmbeddingTable) -> int:
+        return self._optimizers[table.name].state_width(table.embedding_dim)
 
     def _load_from_state_dict(
         self,
@@ -509,15 +517,15 @@ class Embeddings(nn.Module):
         self._end_step()
         # Names and shapes are compared first: a refusal leaves every row as it was.
         places = [
-            (group, position, self._tables[number], group.optimizer.state_width(group.embedding_dim))
+            (group, position, self._tables[number], self._state_width(self._tables[number]))
             for group in self._rows.groups
             for position, number in enumerate(group.tables)
         ]
         wanted = {}
-        for _, _, table, state_width in places:
+        for _, _, table, width in places:
             wanted[f"{prefix}{table.name}{_WEIGHT}"] = (table.num_rows, table.embedding_dim)
-            if state_width:
-                wanted[f"{prefix}{table.name}{_STATE}"] = (table.num_rows, state_width)
+            if width:
+                wanted[f"{prefix}{table.name}{_STATE}"] = (table.num_rows, width)
         for name, shape in wanted.items():
             if name not in state_dict:
                 missing_keys.append(name)
@@ -529,11 +537,11 @@ class Embeddings(nn.Module):
         # All rows or none: half of a table would be of no run.
         if missing_keys or error_msgs:
             return
-        for group, position, table, state_width in places:
+        for group, position, table, width in places:
             weights_ND = _floats(state_dict[f"{prefix}{table.name}{_WEIGHT}"])
-            state_NW = np.empty((table.num_rows, 0), np.float32)
-            if state_width:
-                state_NW = _floats(state_dict[f"{prefix}{table.name}{_STATE}"])
+            state_NW = np.zeros((table.num_rows, group.slow.state_SW.shape[1]), np.float32)
+            if width:
+                state_NW[:, :width] = _floats(state_dict[f"{prefix}{table.name}{_STATE}"])
             tables_N, ids_N = np.full(table.num_rows, position, np.int64), np.arange(table.num_rows)
             group.restore(tables_N, ids_N, weights_ND, state_NW)
             # None of these rows has its initial value any more.
@@ -541,47 +549,42 @@ class Embeddings(nn.Module):
             changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=True)
 
 
-def _refuse_ranks() -> None:
-    """Raise ConfigError in one of several ranks, whose rows would differ."""
-    if is_launched() or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        raise ConfigError(
-            "hotset.nn.Embeddings trains in one process, and this one is a rank among others",
-            hint="hotset.fit trains your module on ranks; or start this program by itself, without torchrun",
-        )
+def _row_optimizers(
+    shards: Shards, config: TrainConfig, decay: float, settings: Mapping[str, TableSettings]
+) -> dict[str, RowOptimizer]:
+    """Return the optimizer of each table; raise ConfigError for tables and settings that there are not."""
+    names = [table.name for table in shards.tables]
+    for name, own in settings.items():
+        if name not in names:
+            raise ConfigError(f"{shards.manifest.folder} has no table {name!r}", hint=nearest(name, names))
+        refuse_unknown(own, TableSettings.__annotations__)
+    default = config.row_optimizer(shards.embedding_optimizer)
+    found = {}
+    for name in names:
+        given: dict[str, Any] = dict(settings.get(name, {}))
+        options = RecipeOptions(embedding_decay=given.pop("decay", decay))
+        # A rate is for the optimizer that it was given with.
+        if given.get("embedding_optimizer", default) != default:
+            given.setdefault("embedding_lr", None)
+        chosen = replace(config, **given).optimizers(shards.embedding_optimizer)
+        found[name] = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr, options.embedding_decay)
+    return found
 
 
-class _Held(Generic[_Dictionary]):
-    """The batches of one step.
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the embeddings of a feature are."""
 
-    Args:
-        dictionaries: as the caller has them.
-        batches: their lookups.
-    """
-
-    def __init__(self, dictionaries: Sequence[_Dictionary], batches: Sequence[Batch]) -> None:
-        self.dictionaries = dictionaries
-        self.batches = batches
-        self.whole = join(batches)
-        self.places = [0, *accumulate(batch.num_samples for batch in batches)]
-        """Sample at which each batch begins, and the number of all."""
-
-    @classmethod
-    def of(cls, tables: Sequence[EmbeddingTable], dictionaries: Sequence[_Dictionary]) -> _Held[_Dictionary]:
-        """Read the lookups of dictionaries; see `read_lookups`."""
-        return cls(dictionaries, [read_lookups(tables, each) for each in dictionaries])
+    group: int
+    """Number of the table group."""
+    position: int
+    """Among the features of the group."""
+    table: str
 
 
-@dataclass(slots=True, eq=False)
-class _Lookup:
-    """A batch that was looked up in training mode."""
-
-    number: int
-    """Of lookups before it."""
-    batch: Batch
-    grads: list[torch.Tensor | None]
-    """(B, F, d) gradients of each table group, once they are computed."""
-    is_over: bool = False
-    """Whether its step was taken, or its rows are gone."""
+def _features_of(tables: Sequence[EmbeddingTable], chosen: Sequence[int]) -> list[tuple[EmbeddingTable, int]]:
+    """Return the features of some tables, in their order, each with the number of its table."""
+    return [(feature, table) for table in chosen for feature in by_feature([tables[table]])]
 
 
 @dataclass(slots=True)
@@ -589,58 +592,16 @@ class _Current:
     """A step on its way."""
 
     step: PlannedStep
-    held: _Held[Any]
+    held: Held[Any]
     part: int = 0
     """Number of the batch that is trained on, among those of the step."""
     embeddings: list[torch.Tensor] = field(default_factory=list)
     """(B, F, d) of each table group and all batches, once they are looked up."""
-    leaves: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    leaves: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     """Those of each batch that was looked up."""
-    lookups: dict[int, _Lookup] = field(default_factory=dict)
+    lookups: dict[int, Lookup] = field(default_factory=dict)
     is_done: bool = False
     """Whether its rows are updated."""
-
-
-def _note_gradient(pending: list[_Lookup], lookup: _Lookup, group: int, leaf: torch.Tensor) -> None:
-    """Keep the gradient of a lookup for the next step; raise ConfigError where that comes too late."""
-    if lookup.is_over:
-        raise ConfigError("backward() comes after the step() of the batch: look the batch up again")
-    lookup.grads[group] = leaf.grad
-    if lookup not in pending:
-        pending.append(lookup)
-        if len(pending) == _MANY_LOOKUPS:
-            warnings.warn(
-                f"gradients of {_MANY_LOOKUPS} batches wait for hotset.nn.Embeddings.step(); "
-                "zero_grad() drops them",
-                stacklevel=2,
-            )
-
-
-def _gradients(
-    group: TableGroup, batches: Sequence[Batch], found: Sequence[_Lookup | None], number: int
-) -> torch.Tensor:
-    """Return a tensor with the gradients of all samples of a step, zero where no loss depends on them."""
-    shape = (group.reader.num_bags, group.embedding_dim)
-    parts = []
-    for batch, lookup in zip(batches, found, strict=True):
-        grad_BFd = lookup.grads[number] if lookup is not None else None
-        if grad_BFd is None:
-            grad_BFd = torch.zeros(batch.num_samples, *shape, dtype=torch.float32, device=group.fast.device)
-        parts.append(grad_BFd)
-    grads_BFd = parts[0] if len(parts) == 1 else torch.cat(parts)
-    vectors = torch.empty_like(grads_BFd)
-    vectors.grad = grads_BFd
-    return vectors
-
-
-def _is_same(batch: Batch, other: Batch) -> bool:
-    """Return whether two batches have the same lookups."""
-    if not np.array_equal(batch.ids_BF, other.ids_BF):
-        return False
-    return all(
-        np.array_equal(bags.offsets_B1, others.offsets_B1) and np.array_equal(bags.ids_N, others.ids_N)
-        for bags, others in zip(batch.bags, other.bags, strict=True)
-    )
 
 
 def _floats(tensor: torch.Tensor) -> NDArray[np.float32]:

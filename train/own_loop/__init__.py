@@ -1,0 +1,1 @@
+"""Embeddings as a torch module, for training loops of one's own."""
