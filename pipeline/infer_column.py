@@ -245,10 +245,8 @@ def _unusable(name: str, values: Any, names: list[str]) -> str | None:
         found = values.type
         kind = found.value_type if is_list(found) else found
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        is_number = is_number or (
-            (pa.types.is_decimal(kind) or pa.types.is_boolean(kind)) and not is_list(found)
-        )
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        is_number = is_number or (pa.types.is_decimal(kind) and not is_list(found))
         is_time = is_temporal(found)
         if not (is_number or is_time or is_text(kind) or pa.types.is_null(kind)):
             # Names inside a type may hold anything, and a note is one line.

@@ -233,14 +233,8 @@ def _read_labels(values: Any, form: Form) -> Values:
     found, states = read_values(values, "label")
     odd = np.flatnonzero(states == BAD)
     if isinstance(values, Spans) and odd.size:
-        # Labels that are no integers may be numbers such as 1.0e+00, or true and false.
-        spans = Spans(values.text, values.starts[odd], values.stops[odd])
-        numbers, are_numbers = _read_decimals(spans)
-        hashes, texts = hash_text(spans.text, spans.starts, spans.stops)
-        for word, value in ((b"true", 1), (b"false", 0)):
-            is_word = [text.lower() == word for text in texts.texts.to_pylist()]
-            is_here = np.isin(hashes, texts.hashes[np.array(is_word, np.bool_)])
-            numbers[is_here], are_numbers[is_here] = value, GOOD
+        # Labels that are no integers may be numbers such as 1.0e+00.
+        numbers, are_numbers = _read_decimals(Spans(values.text, values.starts[odd], values.stops[odd]))
         is_label = (are_numbers == GOOD) & ((numbers == 0) | (numbers == 1))
         found[odd[is_label]] = numbers[is_label].astype(np.uint64)
         states[odd[is_label]] = GOOD
@@ -377,6 +371,7 @@ def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]
     """Return the values of one column, as in `Values`, and the state of each."""
     if kind in FLOATS:
         found, states = _read_decimals(values) if isinstance(values, Spans) else _read_floats(values)
+        _read_truths(values, found, states)
         return _refuse_infinite(found, states, kind)
     if not isinstance(values, Spans):
         return _read_numbers(values, kind)
@@ -392,7 +387,20 @@ def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]
         below, above = LIMITS[kind]
         are_codes = kind in ("integer", "unsigned")
         parse_integers(*spans, np.uint64(below), np.uint64(above), are_codes, False, integers, states)
+        _read_truths(values, integers, states)
     return integers, states
+
+
+def _read_truths(values: Any, found: NDArray[Any], states: NDArray[np.uint8]) -> None:
+    """Read true and false among the values that are no numbers, in any letters, as 1 and 0, as in Parquet."""
+    odd = np.flatnonzero(states == BAD)
+    if not isinstance(values, Spans) or not odd.size:
+        return
+    for word, value in ((b"false", 0), (b"true", 1)):
+        rows = odd[values.stops[odd] - values.starts[odd] == len(word)]
+        for i, letter in enumerate(word):
+            rows = rows[values.text[values.starts[rows] + i] | 0x20 == letter]
+        found[rows], states[rows] = value, GOOD
 
 
 def _read_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:

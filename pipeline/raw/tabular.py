@@ -278,8 +278,7 @@ def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
         fits = fits or (is_number and column.form.unit is not None)
         fits = fits or (is_integer and column.form.format is not None)
         return None if fits else f"{found}, want times as text or timestamps, or numbers with a unit"
-    # True and false are read as 1 and 0, but not inside of lists.
-    is_number = is_number or (pa.types.is_boolean(kind) and lists is None)
+    is_number = is_number or pa.types.is_boolean(kind)  # as 1 and 0
     fits = is_text(kind) or (is_number and column.kind not in ("text", "hex8")) or pa.types.is_null(kind)
     return None if fits else f"{found}, want {wanted}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +309,7 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
         "clock": pa.array([0] * 200, pa.time32("s")),
         "pair": [{"a": 1}] * 200,
         "span": pa.array([0] * 200, pa.duration("s")),
-        "flags": [[True]] * 200,
+        "sums": [[Decimal("1.5")]] * 200,
     }
     proposal = proposed(tmp_path / "log", columns)
     reasons = {look.name: look.note for look in proposal.columns if not look.is_used}
@@ -322,7 +323,7 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
         "clock": "time32[ms]",
         "pair": "struct<a: int64>",
         "span": "duration[s]",
-        "flags": "list<element: bool>",
+        "sums": "list<element: decimal128(2, 1)>",
     }.items():
         assert reasons[name] == f"{kind} is not supported"
     readable = {look.name for look in proposal.columns if look.is_readable}

@@ -302,6 +302,13 @@ COLUMNS: dict[str, tuple[str, Any, Any]] = {
         "line 3, column 'd': found '007', want an integer from",
     ),
     "codes of Parquet": (CODE, pa.array(["7", "07"]), "row 2, column 'd': found '07', want an integer from"),
+    "true and false": ("[sparse]\nd = 'integer'", ["true", "False", "1", "TRUE"], [1, 0, 1, 1]),
+    "true and false of Parquet": (CODE, pa.array([True, False, None]), [1, 0, None]),
+    "true and false as dense": (DENSE, ["true", "False", "-5"], [1, 0, -5]),
+    "true and false as floats": (FLOAT, ["true", "False", "2.5"], [1.0, 0.0, 2.5]),
+    "true as text": ("[sparse]\nd = 'integer'", ["true", "truth"], "line 3, column 'd': found 'truth', want"),
+    "true and false in lists": (JSON, ['"[true, false]"', "[7]"], [[1, 0], [7]]),
+    "lists of true and false": (LISTS, pa.array([[True, None], [False], None]), [[1, None], [0], [None]]),
     "infinity": (DENSE, pa.array([float("inf"), 1, 1]), "row 1, column 'd': found inf, want an integer"),
     "infinity in a half": (
         DENSE,
