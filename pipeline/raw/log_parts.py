@@ -81,7 +81,8 @@ def as_read(file: RawFile, schema: Schema) -> tuple[str, Schema]:
         return "criteo", schema
     if form != "text":
         return form, replace(schema, format="json" if form == "json" else "parquet", fields=())
-    if schema.format == "csv":
+    is_csv = schema.format == "csv"
+    if is_csv and (schema.fields or not file.num_bytes):
         return "csv", schema
     if not file.num_bytes:  # a part without rows
         return "csv", replace(schema, format="csv", fields=schema.columns(has_label=True))
@@ -90,11 +91,13 @@ def as_read(file: RawFile, schema: Schema) -> tuple[str, Schema]:
     # The names in the first line show what is between them.
     wanted = set(schema.columns(has_label=False)) - file.partitions.keys()
     lists = tuple((name, separator or "|") for name, separator in schema.lists)
-    for separator in SEPARATORS:
+    for separator in (schema.separator, *SEPARATORS) if is_csv else SEPARATORS:
         text = replace(schema, format="csv", separator=separator, lists=lists)
         with suppress(InputError):  # a quote is wrong
             if wanted <= set(read_header(file, text).fields):
                 return "csv", text
+    if is_csv:  # its reader names the column that is lacking
+        return "csv", schema
     raise FormatError(
         f"{file.path} is neither {schema.format} nor text with the columns of the schema in its first line",
         hint=f'the schema has format = "{schema.format}"; a log of text without names needs one of its own',
