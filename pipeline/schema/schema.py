@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal
+from unicodedata import normalize
 
 from ..errors import ConfigError
 
@@ -288,11 +289,17 @@ def find_columns(wanted: Iterable[str], fields: Iterable[str], source: str) -> l
     positions = {name: position for position, name in enumerate(fields)}
     for name in wanted:
         if name not in positions:
-            hint = nearest(name, fields) or _describe_fields(fields)
+            hint = _twin(name, fields) or nearest(name, fields) or _describe_fields(fields)
             raise ConfigError(f"{source} has no column {name!r}", hint=hint)
         if fields.count(name) > 1:
             raise ConfigError(f"{source} has two columns {name!r}")
     return [positions[name] for name in wanted]
+
+
+def _twin(name: str, fields: Sequence[str]) -> str | None:
+    """Return a hint with the column that has the name in other characters, which look the same."""
+    found = (field for field in fields if normalize("NFC", field) == normalize("NFC", name))
+    return next((f"it has {json.dumps(field)}, which looks the same: write it so" for field in found), None)
 
 
 _CRITEO_TABS = (38, 39)

@@ -5,7 +5,11 @@ Tests `schema_file` and `schema`, too.
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
+from typing import Any
+from unicodedata import normalize
 
 import pytest
 
@@ -391,6 +395,17 @@ def test_columns_are_found_or_the_nearest_is_named() -> None:
     assert caught.value.hint == "it has ['x']"
     with pytest.raises(ConfigError, match="has two columns 'b'"):
         find_columns(["b"], ["b", "b"], "log.csv")
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_column_whose_name_looks_the_same_is_named_with_its_characters(form: Any) -> None:
+    names = [normalize(each, "catégorie") for each in (form, "NFD" if form == "NFC" else "NFC")]
+    with pytest.raises(ConfigError) as caught:
+        find_columns(names[:1], ["user", names[1]], "log.csv")
+    hint = str(caught.value.hint)
+    assert hint.endswith(", which looks the same: write it so") and hint.isascii()
+    written = re.search(r'it has (".*"),', hint)
+    assert written is not None and tomllib.loads(f"a = {written[1]}") == {"a": names[1]}
 
 
 @pytest.mark.parametrize(
