@@ -144,3 +144,36 @@ def test_the_largest_file_is_the_example_of_a_log(tmp_path: Path) -> None:
         write_text(tmp_path / "log" / name, text)
     assert example_file(tmp_path / "log").path.name == "b"
     assert RawFile.inspect(tmp_path / "log" / "b").partitions == {}
+
+
+FILES = '[sparse]\nuser = "integer"\nitem = "integer"\n'
+
+
+def test_files_of_a_log_may_differ_in_types_columns_and_their_order(tmp_path: Path) -> None:
+    tables = [
+        {"user": [1, 2], "item": [5, 6], "label": [0, 1]},
+        {"user": ["3", None], "item": [7.0, 8.0], "label": [True, False]},
+        {"label": ["1", "0"], "extra": ["x", "y"], "item": pa.array([9, 10], pa.uint8()), "user": [5, 6]},
+    ]
+    (tmp_path / "log").mkdir()
+    for number, table in enumerate(tables):
+        pq.write_table(pa.table(table), tmp_path / "log" / f"part-{number}")
+    write_text(tmp_path / "log" / "part-3", "item,label,user\n11,1,7\n12,0,8\n")
+    schema = f'format = "parquet"\nlabel = "label"\n{FILES}'
+    columns = ingest([tmp_path / "log"], IngestConfig(schema=schema), tmp_path / "columns")
+    assert column_of(columns, "user") == [1, 2, 3, None, 5, 6, 7, 8]
+    assert column_of(columns, "item") == [5, 6, 7, 8, 9, 10, 11, 12]
+    assert column_of(columns, "label") == [0, 1, 1, 0, 1, 0, 1, 0]
+
+
+def test_a_file_of_a_log_that_lacks_a_column_or_its_names_is_refused(tmp_path: Path) -> None:
+    write_text(tmp_path / "log" / "part.aa", "user,item,label\n1,5,0\n")
+    schema = f'format = "csv"\nlabel = "label"\n{FILES}'
+    for text, fault, hint in (
+        ("user,label\n1,0\n", "part.ab has no column 'item'", "it has ['user', 'label']"),
+        ("2,6,1\n3,7,0\n", "part.ab has no column 'label'", "its first line has 3 fields and no names; "),
+    ):
+        write_text(tmp_path / "log" / "part.ab", text)
+        with pytest.raises(InputError, match=fault) as caught:
+            ingest([tmp_path / "log"], IngestConfig(schema=schema), tmp_path / "columns")
+        assert str(caught.value.hint).startswith(hint)
