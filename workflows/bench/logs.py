@@ -1,7 +1,8 @@
 """Logs of many forms: memory, small row groups, and the speed of CSV and Parquet.
 
 Peak memory is that of ``hotset preprocess --memory``, anonymous and of all its threads, for logs that are
-wide, long or full of text, in each format. Small row groups, and small files, are compared with one group of
+wide, long or full of text, in each format. Where the cap is refused, the one that the hint names is measured,
+the least that would do. Small row groups, and small files, are compared with one group of
 the same rows. Speeds are CPU seconds of the whole process that reads a log of forty columns, in turns with
 another checkout (``--other``) and with Polars, which reads the same columns.
 """
@@ -9,12 +10,15 @@ another checkout (``--other``) and with Polars, which reads the same columns.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +44,16 @@ from .harness import (
 )
 
 PARSER = new_parser(__spec__, __doc__)
-PARSER.add_argument("--memory", type=int, default=1024, help="cap in MiB")
+PARTS = ("memory", "small_parts", "speeds")
+PARSER.add_argument("--of", nargs="*", choices=PARTS, default=PARTS, help="what is measured")
+PARSER.add_argument("--memory", nargs="*", type=int, default=(192, 512), help="caps in MiB")
 PARSER.add_argument("--megabytes", type=int, default=1024, help="text of each log whose memory is measured")
 PARSER.add_argument("--samples", type=int, default=300_000, help="of the log whose reading is timed")
 PARSER.add_argument("--groups", type=int, default=5_000, help="row groups of 20 rows")
 PARSER.add_argument("--files", type=int, default=1_500, help="files of 66 rows")
 PARSER.add_argument("--columns", type=int, default=1_500, help="of the widest log")
 KINDS = ("texts", "lists", "columns")
-_FORMS = (*(f"{kind} {format}" for kind in KINDS for format in ("csv", "parquet")), "criteo")
+_FORMS = (*(f"{kind} {format}" for kind in KINDS for format in ("csv", "parquet", "json")), "criteo")
 PARSER.add_argument(
     "--forms", nargs="*", choices=_FORMS, default=_FORMS, help="logs whose memory is measured"
 )
@@ -60,14 +66,9 @@ _NUM_ELEMENTS, _TEXT_BYTES = 2_000, 5_000
 
 def measure(options: argparse.Namespace) -> Facts:
     """Measure memory, small groups and speeds."""
-    facts: Facts = {}
+    measures = {"memory": _peaks, "small_parts": _small_parts, "speeds": _speeds}
     with scratch_folder(options) as scratch:
-        facts["memory"] = [
-            _peak(form, num_workers, options, scratch) for form in options.forms for num_workers in (1, 2)
-        ]
-        facts["small_parts"] = _small_parts(options, scratch)
-        facts["speeds"] = _speeds(options, scratch)
-    return facts
+        return {part: measures[part](options, scratch) for part in options.of}
 
 
 def _columns(kind: str, num_wide: int, first: int, num_rows: int) -> Facts:
@@ -89,7 +90,10 @@ def _batches(kind: str, num_wide: int, num_rows: int) -> Iterator[pa.RecordBatch
 
 def _write(kind: str, format: str, options: argparse.Namespace, path: Path) -> None:
     """Write a log that has so many bytes as text."""
-    row_bytes = {"texts": _TEXT_BYTES, "lists": 7 * _NUM_ELEMENTS, "columns": 4 * options.columns}[kind]
+    value_bytes = 12 if format == "json" else 4  # with its name, if that is short
+    row_bytes = {"texts": _TEXT_BYTES, "lists": 7 * _NUM_ELEMENTS, "columns": value_bytes * options.columns}[
+        kind
+    ]
     batches = _batches(kind, options.columns, max(options.megabytes * 10**6 // row_bytes, 1))
     if format == "parquet":
         first = next(batches)
@@ -99,6 +103,9 @@ def _write(kind: str, format: str, options: argparse.Namespace, path: Path) -> N
         return
     with path.open("wb") as file:
         for number, batch in enumerate(batches):
+            if format == "json":
+                file.writelines(json.dumps(row).encode() + b"\n" for row in batch.to_pylist())
+                continue
             if kind == "lists":
                 lists = ["|".join(map(str, row)) for row in batch["list"].to_pylist()]
                 batch = pa.RecordBatch.from_pydict({"label": batch["label"], "list": lists})
@@ -118,37 +125,43 @@ def _schema(kind: str, format: str, num_wide: int, scratch: Path) -> Path:
     return path
 
 
-def _peak(form: str, num_workers: int, options: argparse.Namespace, scratch: Path) -> Facts:
-    """Preprocess a log and return the peak of anonymous memory and its share of the cap."""
-    kind, _, format = form.partition(" ")
-    log = scratch / f"log-{kind}-{format}"
-    schema = "criteo-kaggle"
-    if kind == "criteo" and not log.exists():
-        generate(GenerateConfig(samples=options.megabytes * 4_000), log)
-    elif kind != "criteo":
-        schema = str(_schema(kind, format, options.columns, scratch))
-        if not log.exists():
+def _peaks(options: argparse.Namespace, scratch: Path) -> list[Facts]:
+    """Preprocess each log within each cap, with one and two workers; return the peaks of anonymous memory."""
+    found = []
+    for form in options.forms:
+        kind, _, format = form.partition(" ")
+        log, schema = scratch / f"log-{kind}-{format}", "criteo-kaggle"
+        if kind == "criteo":
+            generate(GenerateConfig(samples=options.megabytes * 4_000), log)
+        else:
+            schema = str(_schema(kind, format, options.columns, scratch))
             _write(kind, format, options, log)
-    words = ["preprocess", str(log), "--schema", schema, "--out", str(scratch / "out"), "-q"]
-    words += ["--memory", f"{options.memory}MiB", "--workers", str(num_workers), "--hot-bytes", "1MiB"]
-    (process,) = start_hotset([*words, "--embedding-dim", "4"], scratch)
+        words = ["preprocess", str(log), "--schema", schema, "--hot-bytes", "1MiB", "--embedding-dim", "4"]
+        for num_workers, cap in product((1, 2), options.memory):
+            facts = {"form": form, "workers": num_workers}
+            facts |= _peak([*words, "--workers", str(num_workers)], cap, scratch)
+            found.append(facts)
+            tell(f"{form}, workers {num_workers}: {facts['of_cap']:.2f} of {facts['cap_mib']} MiB")
+        log.unlink()
+    return found
+
+
+def _peak(words: Sequence[str], cap_mib: int, scratch: Path) -> Facts:
+    """Run within a cap, or the one that its refusal names; return the peak and its share of the cap."""
+    out = scratch / "out"
+    (process,) = start_hotset([*words, "--memory", f"{cap_mib}MiB", "--out", str(out), "-q"], scratch)
     peak = 0
     while process.poll() is None:
         peak = max(peak, numbers_in(Path(f"/proc/{process.pid}/status")).get("RssAnon", 0) * 1024)
         time.sleep(_SAMPLING_SECONDS)
+    message = last_message(scratch)
+    would_do = re.search(r"--memory ([0-9]+)MiB would do", message)
+    if process.returncode and would_do and int(would_do[1]) > cap_mib:
+        return _peak(words, int(would_do[1]), scratch) | {"refused_mib": cap_mib}
     if process.returncode:
-        raise HotsetError(f"{form}: {last_message(scratch)}")
-    subprocess.run(["rm", "-rf", str(scratch / "out")], check=True)
-    if num_workers == 2:
-        log.unlink()
-    found = {
-        "form": form,
-        "workers": num_workers,
-        "peak_mib": peak / MIB,
-        "of_cap": peak / MIB / options.memory,
-    }
-    tell(f"{form}, workers {num_workers}: {found['of_cap']:.2f} of the cap")
-    return found
+        raise HotsetError(f"{' '.join(words)}: {message}")
+    subprocess.run(["rm", "-rf", str(out)], check=True)
+    return {"cap_mib": cap_mib, "peak_mib": peak / MIB, "of_cap": peak / MIB / cap_mib}
 
 
 def _samples(num_rows: int, seed: int = 0) -> pa.Table:

@@ -46,9 +46,10 @@ def test_preprocess_grows(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_logs_of_every_form_are_measured(tmp_path: Path) -> None:
     parts = ("--groups", 3, "--files", 3, "--rounds", 1)
-    forms = ("--forms", "lists csv", "columns parquet", "--columns", 20, "--megabytes", 1)
+    forms = ("--forms", "lists csv", "columns parquet", "--columns", 20, "--megabytes", 1, "--memory", 8, 512)
     found = run("logs", tmp_path, *forms, "--samples", 200, *parts)
-    assert len(found["memory"]) == 4 and all(0 < each["of_cap"] <= 1.05 for each in found["memory"])
+    assert len(found["memory"]) == 8 and all(0 < each["of_cap"] <= 1.05 for each in found["memory"])
+    assert [each.get("refused_mib") for each in found["memory"]] == [8, None] * 4
     assert found["small_parts"]["groups_over_one"]["cpu"] > 0
     assert {*found["speeds"]} == {"samples", "csv", "parquet"}
 
