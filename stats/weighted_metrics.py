@@ -173,6 +173,7 @@ def count_weighted(words_N2: NDArray[np.uint64], counts: WeightedCounts) -> None
         counts: those of no samples.
     """
     tie_82 = np.zeros((_NUM_FLAGS, 2))
+    tie_32 = np.zeros((3, 2))
     bits_1 = np.zeros(1, np.uint32)
     weight_1 = bits_1.view(np.float32)
     logit = np.uint64(0)
@@ -180,26 +181,36 @@ def count_weighted(words_N2: NDArray[np.uint64], counts: WeightedCounts) -> None
         word = words_N2[place, 0]
         key = word >> np.uint64(_FLAG_BITS)
         if key != logit:
-            close_weighted_tie(tie_82, counts)
+            close_weighted_tie(tie_82, tie_32, counts)
             logit = key
         bits_1[0] = words_N2[place, 1]
         add_float(tie_82[word & np.uint64(_NUM_FLAGS - 1)], np.float64(weight_1[0]))
-    close_weighted_tie(tie_82, counts)
+    close_weighted_tie(tie_82, tie_32, counts)
 
 
 @kernel
-def close_weighted_tie(tie_82: NDArray[np.float64], counts: WeightedCounts) -> None:
-    """Count the samples of equal logits, given by the weights of their flags, and forget them."""
-    tie_22 = np.zeros((2, 2))
+def close_weighted_tie(
+    tie_82: NDArray[np.float64], tie_32: NDArray[np.float64], counts: WeightedCounts
+) -> None:
+    """Count the samples of equal logits, given by the weights of their flags, and forget them.
+
+    Args:
+        tie_32: zeros, for the tie of a group.
+    """
     for group in range(counts.sums_G32.shape[0]):
         for flags in range(_NUM_FLAGS):
+            # Most ties are of one sample.
+            if tie_82[flags, 0] == 0:
+                continue
             is_hot = flags & _HOT != 0
             is_in_group = group == 0 or (group == 1 and is_hot) or (group == 2 and not is_hot)
             if is_in_group or (group == 3 and flags & _OOV != 0):
-                add_sum(tie_22[_CLICKS if flags & _CLICK else _OTHERS], tie_82[flags])
-        clicks = tie_22[_CLICKS, 0]
+                add_sum(tie_32[_CLICKS if flags & _CLICK else _OTHERS], tie_82[flags])
+        clicks = tie_32[_CLICKS, 0]
+        if clicks == 0 and tie_32[_OTHERS, 0] == 0:
+            continue
         sums_32 = counts.sums_G32[group]
-        close_tie(sums_32, tie_22)
+        close_tie(sums_32, tie_32)
         # The precision at this threshold, by the weight of the clicks in the tie.
         if clicks > 0:
             samples = sums_32[_CLICKS, 0] + sums_32[_OTHERS, 0]
@@ -208,20 +219,22 @@ def close_weighted_tie(tie_82: NDArray[np.float64], counts: WeightedCounts) -> N
 
 
 @kernel
-def close_tie(sums_32: NDArray[np.float64], tie_22: NDArray[np.float64]) -> None:
+def close_tie(sums_32: NDArray[np.float64], tie_32: NDArray[np.float64]) -> None:
     """Count samples of equal logits after those above them, and forget them.
 
     Args:
         sums_32: weight of clicks and of others above, and twice the weight of pairs that clicks lost.
-        tie_22: weight of clicks and of others in the tie.
+        tie_32: weight of clicks and of others in the tie; the last is for an intermediate sum.
     """
     # A click loses against every other sample above it, and half against those it ties with.
-    lost_2 = 2 * sums_32[_OTHERS]
-    add_sum(lost_2, tie_22[_OTHERS])
-    add_product(sums_32[_TWICE_LOST], tie_22[_CLICKS], lost_2)
-    add_sum(sums_32[_CLICKS], tie_22[_CLICKS])
-    add_sum(sums_32[_OTHERS], tie_22[_OTHERS])
-    tie_22[:] = 0
+    if tie_32[_CLICKS, 0] > 0:
+        for part in range(2):
+            tie_32[_TWICE_LOST, part] = 2 * sums_32[_OTHERS, part]
+        add_sum(tie_32[_TWICE_LOST], tie_32[_OTHERS])
+        add_product(sums_32[_TWICE_LOST], tie_32[_CLICKS], tie_32[_TWICE_LOST])
+        add_sum(sums_32[_CLICKS], tie_32[_CLICKS])
+    add_sum(sums_32[_OTHERS], tie_32[_OTHERS])
+    tie_32[:] = 0
 
 
 class GroupCounts(NamedTuple):
@@ -262,7 +275,7 @@ def count_groups(words_N2: NDArray[np.uint64], counts: GroupCounts) -> None:
         counts: those of no groups.
     """
     sums_32 = np.zeros((3, 2))
-    tie_22 = np.zeros((2, 2))
+    tie_32 = np.zeros((3, 2))
     bits_1 = np.zeros(1, np.uint32)
     weight_1 = bits_1.view(np.float32)
     for place in range(words_N2.shape[0]):
@@ -270,13 +283,13 @@ def count_groups(words_N2: NDArray[np.uint64], counts: GroupCounts) -> None:
         if place > 0:
             is_other = words_N2[place, 0] != words_N2[place - 1, 0]
             if is_other or word >> np.uint64(32) != words_N2[place - 1, 1] >> np.uint64(32):
-                close_tie(sums_32, tie_22)
+                close_tie(sums_32, tie_32)
             if is_other:
                 close_group(sums_32, counts)
         bits_1[0] = word & np.uint64(_WEIGHT_BITS)
         is_click = word & np.uint64(_CLICK_BIT) != 0
-        add_float(tie_22[_CLICKS if is_click else _OTHERS], np.float64(weight_1[0]))
-    close_tie(sums_32, tie_22)
+        add_float(tie_32[_CLICKS if is_click else _OTHERS], np.float64(weight_1[0]))
+    close_tie(sums_32, tie_32)
     close_group(sums_32, counts)
 
 
