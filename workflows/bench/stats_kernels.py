@@ -386,6 +386,7 @@ def _shares(order: str, vocabulary: Manifest, samples: Manifest, budgets: list[i
 
 
 _KINDS_OF_SCORES = ("continuous", "few values", "one value", "one class", "rare labels", "whole weights")
+_SCORES = ("auc", "pr_auc", "log_loss", "accuracy", "calibration", "normalized_entropy")
 _MOST_SAMPLES_OF_CASE = 60
 _CASES_AT_A_TIME = 500
 
@@ -455,28 +456,28 @@ def _scores_of(case: Mapping[str, NDArray[Any]]) -> dict[str, float | None]:
 
 
 def _scores_by_sklearn(case: Mapping[str, NDArray[Any]]) -> dict[str, float | None]:
-    """Return the same by scikit-learn, None where it has none: it warns of one class, or divides by 0."""
-    from sklearn import metrics
+    """Return areas and log loss by scikit-learn, and plain means by NumPy; None where undefined."""
+    from sklearn import config_context, metrics
 
     kept = ~np.isnan(case["label"]) & (case["weight"] > 0)
     label_N, logit_N = case["label"][kept], case["logit"][kept]
     weight_N = case["weight"][kept].astype(np.float64)
-    names = ("auc", "pr_auc", "log_loss", "accuracy", "calibration", "normalized_entropy")
+    found: dict[str, float | None] = dict.fromkeys(_SCORES)
     if label_N.size == 0:
-        return dict.fromkeys(names)
+        return found
     chance_N = 1 / (1 + np.exp(-logit_N.astype(np.float64)))
     rate = np.average(label_N.astype(np.float64), weights=weight_N)
-    loss = metrics.log_loss(label_N, chance_N, sample_weight=weight_N, labels=[0, 1])
-    found: dict[str, float | None] = dict.fromkeys(names)
-    found["log_loss"] = float(loss)
-    found["accuracy"] = float(metrics.accuracy_score(label_N, logit_N > 0, sample_weight=weight_N))
-    if rate > 0:
-        found["pr_auc"] = float(metrics.average_precision_score(label_N, logit_N, sample_weight=weight_N))
-        found["calibration"] = float(np.average(chance_N, weights=weight_N) / rate)
-    if 0 < label_N.sum() < label_N.size:
-        found["auc"] = float(metrics.roc_auc_score(label_N, logit_N, sample_weight=weight_N))
-        base = metrics.log_loss(label_N, np.full(label_N.size, rate), sample_weight=weight_N)
-        found["normalized_entropy"] = float(loss / base)
+    with config_context(assume_finite=True, skip_parameter_validation=True):
+        loss = metrics.log_loss(label_N, chance_N, sample_weight=weight_N, labels=[0, 1])
+        found["log_loss"] = float(loss)
+        found["accuracy"] = float(np.average((logit_N > 0) == label_N, weights=weight_N))
+        if rate > 0:
+            found["pr_auc"] = float(metrics.average_precision_score(label_N, logit_N, sample_weight=weight_N))
+            found["calibration"] = float(np.average(chance_N, weights=weight_N) / rate)
+        if 0 < label_N.sum() < label_N.size:
+            found["auc"] = float(metrics.roc_auc_score(label_N, logit_N, sample_weight=weight_N))
+            entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
+            found["normalized_entropy"] = float(loss / entropy)
     return found
 
 
