@@ -331,15 +331,16 @@ _GROUPS = {"hot": "hot", "mixed": "mixed", "with oov": "oov", "validation": "val
 """Columns of the scores, and the samples in them: groups of the test part, and the validation part."""
 _METRICS = ("AUC", "PR-AUC", "log loss", "normalized entropy", "calibration", "accuracy")
 _OF_SOME = ("mean squared error", "GAUC", "num groups", "total weight")
-"""Metrics of few runs; the table has those that a group has."""
+"""Metrics of few runs; the table has those that one of its columns has."""
+_DIGITS = {"num groups": 0, "total weight": 1}
+"""Decimals of figures, where they are not 4."""
 
 
 def _scores(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Return the text of each metric of a group of samples, and their number."""
     values = {name: found.get(_key_of(name)) for name in names}
     shown = {
-        name: "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
-        for name, value in values.items()
+        name: "-" if value is None else f"{value:,.{_DIGITS.get(name, 4)}f}" for name, value in values.items()
     }
     return shown | {"samples": f"{found['num_samples']:,}"}
 
