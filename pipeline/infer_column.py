@@ -13,8 +13,8 @@ import pyarrow as pa
 from .errors import ConfigError
 from .infer_times import InferredTimes, infer_times, texts_of
 from .raw.column_values import Values, is_list, is_text, plain, read_column
-from .raw.text_fields import BAD, GOOD, MISSING
-from .raw.text_lists import ListForm, ListSpans, Spans
+from .raw.text_fields import BAD, GOOD, MISSING, Spans
+from .raw.text_lists import ListForm, ListSpans
 from .raw.times import is_temporal
 from .schema.schema import Schema, check_name
 from .schema.schema_file import write_schema

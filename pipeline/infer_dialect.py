@@ -22,7 +22,7 @@ from .raw.criteo_kernel import PADDING_BYTES
 from .raw.part import UTF_8, PlainBlock, iterate_blocks
 from .raw.raw_file import RawFile
 from .raw.records import NO_COLUMNS, WHOLE, dialect_of, find_records
-from .raw.text_lists import Spans
+from .raw.text_fields import Spans
 from .schema.schema import Schema
 
 _CHUNK_BYTES = MIB

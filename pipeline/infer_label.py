@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from .infer_column import InferredColumn
 from .infer_times import texts_of
 from .raw.column_values import Form, read_column
-from .raw.text_fields import BAD, GOOD
-from .raw.text_lists import Spans
+from .raw.text_fields import BAD, GOOD, Spans
 from .schema.schema import quoted
 
 _WORDS = (

@@ -30,8 +30,7 @@ from .raw.part import UTF_8, iterate_blocks, without_mark
 from .raw.raw_file import RawFile
 from .raw.recognise import recognise
 from .raw.tabular import MISSING_WORDS
-from .raw.text_fields import BAD, GOOD
-from .raw.text_lists import Spans
+from .raw.text_fields import BAD, GOOD, Spans
 from .schema.schema import SAMPLE_TIME, Schema
 from .schema.schema_file import schema_named, write_schema
 

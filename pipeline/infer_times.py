@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from .errors import ConfigError
 from .raw.column_values import PLAIN, Form, read_column
-from .raw.text_fields import BAD, GOOD
-from .raw.text_lists import Spans
+from .raw.text_fields import BAD, GOOD, Spans
 from .raw.times import TICKS, is_temporal
 from .schema.schema import SAMPLE_TIME, TIME_KINDS, check_name
 

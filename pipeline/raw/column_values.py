@@ -20,14 +20,23 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..schema.schema import LABEL, SAMPLE_TIME, TIME_KINDS, WEIGHT
-from .text_fields import BAD, GOOD, HARD, MISSING, join_spans, parse_decimals, parse_hex8, parse_integers
-from .text_lists import ListSpans, Spans, elements_of
+from .text_fields import (
+    BAD,
+    GOOD,
+    HARD,
+    MISSING,
+    Spans,
+    join_spans,
+    parse_decimals,
+    parse_hex8,
+    parse_integers,
+)
+from .text_lists import ListSpans, elements_of
 from .times import (
     TICKS,
     features_of,
     is_temporal,
     local_seconds,
-    parse_formatted,
     parse_times,
     seconds_of_temporal,
     steps_of,
@@ -50,37 +59,25 @@ _HASHED_TOGETHER = 1024
 """Texts that are objects of Python at a time."""
 
 
-def hash_text(
-    text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]
-) -> tuple[NDArray[np.uint64], DistinctTexts]:
-    """Return the xxh3-64 (seed 0) of each span ``text[start:stop]``; exact.
-
-    Args:
-        text: bytes of all spans.
-        starts: (num_spans,).
-        stops: (num_spans,).
+def hash_text(spans: Spans) -> tuple[NDArray[np.uint64], DistinctTexts]:
+    """Return the xxh3-64 (seed 0) of each text; exact.
 
     Returns:
-        (num_spans,), the hash of no bytes for an empty span; and the distinct texts.
+        (num_texts,), the hash of no bytes for an empty one; and the distinct texts.
 
     Source:
         Collet, XXH3 (xxHash 0.8, which froze its output).
     """
     # Where spans share bytes, as texts of Parquet that are numbered do, each place is looked at once.
     numbers = None
+    text, starts, stops = spans
     if int((stops - starts).sum()) > text.shape[0]:
         width = text.shape[0] + 1
         places = pa.array(starts * width + stops).dictionary_encode()
         numbers = places.indices.to_numpy()
-        starts, stops = np.divmod(places.dictionary.to_numpy(), width)
-    # Join the spans to one Arrow array, which finds the distinct ones; each of these is hashed once.
-    offsets = np.zeros(starts.shape[0] + 1, np.int64)
-    np.cumsum(stops - starts, out=offsets[1:])
-    joined = np.empty(int(offsets[-1]), np.uint8)
-    join_spans(text, starts, offsets, joined)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
-    encoded = pa.Array.from_buffers(pa.large_binary(), starts.shape[0], buffers).dictionary_encode()
-    del joined, buffers  # texts may be long: as few copies as can be are there at a time
+        spans = Spans(text, *np.divmod(places.dictionary.to_numpy(), width))
+    # Arrow finds the distinct ones; each of these is hashed once. Texts may be long: few copies are there.
+    encoded = array_of(spans).dictionary_encode()
     texts = encoded.dictionary
     pieces = (texts.slice(first, _HASHED_TOGETHER) for first in range(0, len(texts), _HASHED_TOGETHER))
     found = (xxhash.xxh3_64_intdigest(each) for piece in pieces for each in piece.to_pylist())
@@ -90,6 +87,12 @@ def hash_text(
         indices = indices[numbers]
     counts = np.bincount(indices, minlength=len(texts)).astype(np.int64)
     return hashes[indices], DistinctTexts(hashes, counts, texts)
+
+
+def array_of(spans: Spans) -> Any:
+    """Return texts as an Arrow array of large_binary, one after another."""
+    buffers = map(pa.py_buffer, join_spans(spans))
+    return pa.Array.from_buffers(pa.large_binary(), spans.starts.shape[0], [None, *buffers])
 
 
 LIMITS = {
@@ -112,9 +115,6 @@ _OTHER_KINDS = {
     "float32": ("float", "text"),
 }
 """Kinds to try in place of each kind, the plainest first."""
-_EXACT_DIGITS = 15
-_EXACT_POWER = 22
-"""Largest digits of an integer and power of ten that are exact in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +201,11 @@ def read_column(values: Any, kind: str, form: Form = PLAIN) -> Values:
 def _without(values: Any, words: tuple[str, ...]) -> Any:
     """Return a column without the values that words stand for; of numbers, the words that are such."""
     if isinstance(values, Spans):
-        starts, stops = values.starts, values.stops.copy()
+        stops = values.stops.copy()
         for word in words:
-            code = np.frombuffer(word.encode(), np.uint8)
-            rows = np.flatnonzero(stops - starts == code.size)
-            for i in range(code.size):
-                rows = rows[values.text[starts[rows] + i] == code[i]]
-            stops[rows] = starts[rows]
-        return replace(values, stops=stops)
+            rows = _fields_with(values, word.encode())
+            stops[rows] = values.starts[rows]
+        return values._replace(stops=stops)
     kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         return values
@@ -224,6 +221,15 @@ def _without(values: Any, words: tuple[str, ...]) -> Any:
     return pc.if_else(is_there, values, pa.scalar(None, kind))
 
 
+def _fields_with(spans: Spans, word: bytes, *, ignores_case: bool = False) -> NDArray[np.intp]:
+    """Return which fields are a word in small letters, or in any."""
+    rows = np.flatnonzero(spans.stops - spans.starts == len(word))
+    for i, letter in enumerate(word):
+        found = spans.text[spans.starts[rows] + i]
+        rows = rows[(found | 0x20 if ignores_case else found) == letter]
+    return rows
+
+
 def _read_labels(values: Any, form: Form) -> Values:
     if form.above is not None:
         numbers, states = read_values(values, "float")
@@ -234,7 +240,7 @@ def _read_labels(values: Any, form: Form) -> Values:
     odd = np.flatnonzero(states == BAD)
     if isinstance(values, Spans) and odd.size:
         # Labels that are no integers may be numbers such as 1.0e+00.
-        numbers, are_numbers = _read_decimals(Spans(values.text, values.starts[odd], values.stops[odd]))
+        numbers, are_numbers = _read_decimals(values.of(odd))
         is_label = (are_numbers == GOOD) & ((numbers == 0) | (numbers == 1))
         found[odd[is_label]] = numbers[is_label].astype(np.uint64)
         states[odd[is_label]] = GOOD
@@ -242,36 +248,26 @@ def _read_labels(values: Any, form: Form) -> Values:
 
 
 def _read_positive(values: Any, positive: tuple[str | int | float, ...]) -> Values:
-    """Return 1 for the values that are named, 0 for others."""
+    """Return 1 for the values that are named, 0 for others; each distinct one is compared once."""
     words = {each.encode() for each in positive if isinstance(each, str)}
     numbers = {each for each in positive if not isinstance(each, str)}
     if isinstance(values, Spans):
-        hashes, texts = hash_text(values.text, values.starts, values.stops)
-        words_of = texts.texts.to_pylist()
-        numbers_of, states = _read_decimals(_spans_of(texts.texts))
-        is_named = (word in words for word in words_of)
-        is_number = (
-            state == GOOD and number in numbers
-            for state, number in zip(states, numbers_of.tolist(), strict=True)
-        )
-        is_one = np.array([any(both) for both in zip(is_named, is_number, strict=True)], np.bool_)
-        states = np.where(values.starts == values.stops, MISSING, GOOD).astype(np.uint8)
-        return Values(np.isin(hashes, texts.hashes[is_one]).astype(np.uint64), states)
-    # Of typed values each distinct one is compared, as a number or by its text.
-    encoded = values.dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
-    names = [str(value).lower() if isinstance(value, bool) else str(value) for value in distinct]
-    small = {word.lower() for word in words}
-    is_one = np.array(
-        [
-            value in numbers or name.encode() in (small if isinstance(value, bool) else words)
-            for value, name in zip(distinct, names, strict=True)
-        ],
-        np.bool_,
-    )
-    is_missing = values.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
-    rows = encoded.indices.fill_null(0).to_numpy()
-    found = is_one[rows] & ~is_missing if is_one.size else np.zeros(rows.shape[0], np.bool_)
+        is_missing = values.starts == values.stops
+        encoded = array_of(values).dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        found, states = _read_decimals(_spans_of(encoded.dictionary))
+        distinct = np.where(states == GOOD, found, np.nan).tolist()
+    else:
+        is_missing = values.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+        encoded = values.dictionary_encode()
+        distinct = encoded.dictionary.to_pylist()
+        names = [str(value).encode() for value in distinct]
+        if pa.types.is_boolean(values.type):
+            words = {word.lower() for word in words}
+            names = [name.lower() for name in names]
+    pairs = zip(names, distinct, strict=True)
+    is_one = np.array([name in words or value in numbers for name, value in pairs] or [False])
+    found = is_one[encoded.indices.fill_null(0).to_numpy()] & ~is_missing
     return Values(found.astype(np.uint64), np.where(is_missing, MISSING, GOOD).astype(np.uint8))
 
 
@@ -284,12 +280,7 @@ def _read_times(values: Any, kind: str, form: Form) -> Values:
     else:
         # Numbers are read by their digits, as 20240131.
         spans = values if isinstance(values, Spans) else plain(values.cast(pa.string()))
-        seconds = np.empty(spans.starts.shape[0], np.int64)
-        states = np.empty(spans.starts.shape[0], np.uint8)
-        if form.format is None:
-            parse_times(spans.text, spans.starts, spans.stops, seconds, states)
-        else:
-            parse_formatted(spans.text, spans.starts, spans.stops, steps_of(form.format), seconds, states)
+        seconds, states = parse_times(spans, steps_of(form.format or ""))
     if kind == SAMPLE_TIME:
         # No click was logged before 1970, and manifests hold no numbers below zero.
         states = np.where((states == GOOD) & (seconds < 0), BAD, states).astype(np.uint8)
@@ -301,29 +292,19 @@ def _read_times(values: Any, kind: str, form: Form) -> Values:
 
 def _read_ticks(values: Any, ticks: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Return the seconds of times that are numbers in a unit, rounded down."""
-    below, above = LIMITS["integer"]
+    values = _decimals_as_text(values)
     if isinstance(values, Spans):
-        found = np.empty(values.starts.shape[0], np.uint64)
-        states = np.empty(values.starts.shape[0], np.uint8)
-        limits = np.uint64(below), np.uint64(above)
-        parse_integers(values.text, values.starts, values.stops, *limits, False, True, found, states)
+        found, states = parse_integers(values, *map(np.uint64, LIMITS["integer"]), False, True)
         # What is left may have an exponent.
         odd = np.flatnonzero(states == BAD)
-        numbers, are_numbers = _read_decimals(Spans(values.text, values.starts[odd], values.stops[odd]))
-    elif not pa.types.is_floating(values.type):
-        whole = values
-        if pa.types.is_decimal(values.type):
-            import pyarrow.compute as pc
-
-            # The whole number may need a digit more than the type has.
-            whole = pc.floor(values.cast(pa.decimal256(76, values.type.scale)))
-        found, states = _read_numbers(whole, "integer")
-        odd = np.zeros(0, np.intp)
-        numbers, are_numbers = np.zeros(0), np.zeros(0, np.uint8)
-    else:
+        numbers, are_numbers = _read_decimals(values.of(odd))
+    elif pa.types.is_floating(values.type):
         numbers, are_numbers = _read_floats(values)
         odd = np.arange(len(values))
         found, states = np.zeros(len(values), np.uint64), np.full(len(values), BAD, np.uint8)
+    else:
+        found, states = _read_numbers(values, "integer")
+        return found.view(np.int64) // ticks, states
     is_good = (are_numbers == GOOD) & (np.abs(numbers) < 2.0**63)
     found[odd[is_good]] = np.floor(numbers[is_good]).astype(np.int64).view(np.uint64)
     states[odd[is_good]] = GOOD
@@ -332,7 +313,7 @@ def _read_ticks(values: Any, ticks: int) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def _read_texts(spans: Spans) -> Values:
-    hashes, texts = hash_text(spans.text, spans.starts, spans.stops)
+    hashes, texts = hash_text(spans)
     states = np.where(spans.starts == spans.stops, MISSING, GOOD).astype(np.uint8)
     hashes[states == MISSING] = 0
     return Values(hashes, states, texts=texts)
@@ -341,9 +322,7 @@ def _read_texts(spans: Spans) -> Values:
 def elements_of_row(lists: Any, row: int) -> Any:
     """Return the elements of one row of ListSpans or of an Arrow list, as Spans or a typed array."""
     if isinstance(lists, ListSpans):
-        fields = lists.fields
-        one = Spans(fields.text, fields.starts[row : row + 1], fields.stops[row : row + 1])
-        return elements_of(ListSpans(one, lists.form))[0]
+        return elements_of(replace(lists, fields=lists.fields.of(slice(row, row + 1))))[0]
     return plain(lists[row : row + 1].cast(pa.large_list(lists.type.value_type)).flatten())
 
 
@@ -370,25 +349,37 @@ def _read_lists(array: Any, kind: str, form: Form) -> Values:
 def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]]:
     """Return the values of one column, as in `Values`, and the state of each."""
     if kind in FLOATS:
+        values = _decimals_as_text(values)
         found, states = _read_decimals(values) if isinstance(values, Spans) else _read_floats(values)
         _read_truths(values, found, states)
         return _refuse_infinite(found, states, kind)
     if not isinstance(values, Spans):
-        return _read_numbers(values, kind)
+        if not pa.types.is_decimal(values.type):
+            return _read_numbers(values, kind)
+        with suppress(pa.ArrowInvalid):  # one is no integer, or too large
+            return _read_numbers(values.cast(pa.int64()), kind)
+        values = _decimals_as_text(values)
     if kind == "text":
         read = _read_texts(values)
         return read.values, read.states
-    integers = np.zeros(values.starts.shape[0], np.uint64)
-    states = np.zeros(values.starts.shape[0], np.uint8)
-    spans = (values.text, values.starts, values.stops)
     if kind == "hex8":
-        parse_hex8(*spans, integers, states)
-    else:
-        below, above = LIMITS[kind]
-        are_codes = kind in ("integer", "unsigned")
-        parse_integers(*spans, np.uint64(below), np.uint64(above), are_codes, False, integers, states)
-        _read_truths(values, integers, states)
+        return parse_hex8(values)
+    below, above = map(np.uint64, LIMITS[kind])
+    integers, states = parse_integers(values, below, above, kind in ("integer", "unsigned"), False)
+    _read_truths(values, integers, states)
     return integers, states
+
+
+def _decimals_as_text(values: Any) -> Any:
+    """Return decimals as their texts, which are read exactly; other values as they are."""
+    if isinstance(values, Spans) or not pa.types.is_decimal(values.type):
+        return values
+    import pyarrow.compute as pc  # takes a fifth of the start of a command
+
+    if values.type.scale < 0:
+        values = values.cast(pa.decimal256(76, 0))
+    # A zero of many digits is written with an exponent.
+    return _spans_of(pc.replace_substring_regex(values.cast(pa.string()), "^0E.*", "0"))
 
 
 def _read_truths(values: Any, found: NDArray[Any], states: NDArray[np.uint8]) -> None:
@@ -397,16 +388,12 @@ def _read_truths(values: Any, found: NDArray[Any], states: NDArray[np.uint8]) ->
     if not isinstance(values, Spans) or not odd.size:
         return
     for word, value in ((b"false", 0), (b"true", 1)):
-        rows = odd[values.stops[odd] - values.starts[odd] == len(word)]
-        for i, letter in enumerate(word):
-            rows = rows[values.text[values.starts[rows] + i] | 0x20 == letter]
+        rows = odd[_fields_with(values.of(odd), word, ignores_case=True)]
         found[rows], states[rows] = value, GOOD
 
 
 def _read_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    found = np.empty(spans.starts.shape[0], np.float64)
-    states = np.empty(spans.starts.shape[0], np.uint8)
-    parse_decimals(spans.text, spans.starts, spans.stops, found, states)
+    found, states = parse_decimals(spans)
     # Numbers that the kernel cannot round correctly are few: Python reads them.
     for i in np.flatnonzero(states == HARD):
         found[i] = float(bytes(spans.text[spans.starts[i] : spans.stops[i]]))
@@ -418,23 +405,8 @@ def _read_floats(array: Any) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     is_there = ~array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
-    if pa.types.is_decimal(array.type):
-        found = _read_exact_decimals(array)
-    else:
-        found = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+    found = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
     return np.where(is_there, found, 0), np.where(is_there, GOOD, MISSING).astype(np.uint8)
-
-
-def _read_exact_decimals(array: Any) -> NDArray[np.float64]:
-    """Round decimals to the nearest float64; Arrow's own conversion may be off by one."""
-    kind = array.type
-    is_short = kind.precision <= _EXACT_DIGITS and 0 <= kind.scale <= _EXACT_POWER
-    if not (is_short and pa.types.is_decimal128(kind)):
-        return np.array([float(value) if value is not None else 0 for value in array.to_pylist()], np.float64)
-    # 128-bit integers of so few digits are their lower words; one exact quotient is rounded once.
-    words = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
-    found: NDArray[np.float64] = words[::2].astype(np.float64) / 10.0**kind.scale
-    return found
 
 
 def _refuse_infinite(
@@ -453,8 +425,6 @@ def _read_numbers(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np
     is_valid = ~array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
-    if pa.types.is_decimal(array.type):
-        return _read_whole_decimals(array, kind)
     numbers = array.fill_null(0).to_numpy(zero_copy_only=False)
     if numbers.dtype == np.float16:  # whose largest number is below the bound of exact ones
         numbers = numbers.astype(np.float32)
@@ -475,31 +445,6 @@ def _read_numbers(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np
     states = np.where(is_valid, np.where(fits, GOOD, BAD), MISSING).astype(np.uint8)
     wide = numbers.astype(np.int64).view(np.uint64) if numbers.dtype.kind == "i" else numbers
     return np.where(states == GOOD, wide, 0).astype(np.uint64), states
-
-
-def _read_whole_decimals(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-    """Read decimals that are whole and fit the kind; others are bad."""
-    below, above = LIMITS.get(kind, (0, 0))
-    if pa.types.is_decimal128(array.type) and array.type.scale == 0:
-        # Of a 128-bit integer with as many bits as one of 64, the upper word has the sign alone.
-        words = np.frombuffer(array.buffers()[1], np.int64)[
-            2 * array.offset : 2 * (array.offset + len(array))
-        ]
-        low, high = words[::2], words[1::2]
-        is_short = high == low >> 63
-        fits = is_short & (low >= -below) & (low <= min(above, 2**63 - 1))
-        fits |= (high == 0) & (low.view(np.uint64) <= np.uint64(above))
-        found = low.view(np.uint64)
-    else:
-        numbers = [
-            number if number is not None and -below <= number <= above else None
-            for number in array.to_pylist()
-        ]
-        fits = np.array([number is not None and number == int(number) for number in numbers], np.bool_)
-        found = np.array([int(number or 0) % 2**64 for number in numbers], np.uint64)
-    is_valid = array.is_valid().to_numpy(zero_copy_only=False)
-    states = np.where(is_valid, np.where(fits, GOOD, BAD), MISSING).astype(np.uint8)
-    return np.where(states == GOOD, found, np.uint64(0)), states
 
 
 def other_kind(value: Any, kind: str, *, is_element: bool) -> str | None:
@@ -571,14 +516,10 @@ def plain(array: Any) -> Any:
 def _texts_of_uuids(array: Any) -> Spans:
     """Return UUIDs as the texts that they are written as: 8-4-4-4-12 hex digits."""
     num_rows = len(array)
-    found = np.frombuffer(array.buffers()[1], np.uint8, 16 * num_rows, 16 * array.offset).reshape(
-        num_rows, 16
-    )
+    found = np.frombuffer(array.buffers()[1], np.uint8, 16 * num_rows, 16 * array.offset)
     text = np.full((num_rows, 36), ord("-"), np.uint8)
     places = [place for place in range(36) if place not in (8, 13, 18, 23)]
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    text[:, places[::2]] = digits[found >> 4]
-    text[:, places[1::2]] = digits[found & 15]
+    text[:, places] = np.frombuffer(found.tobytes().hex().encode(), np.uint8).reshape(num_rows, 32)
     starts = np.arange(num_rows, dtype=np.int64) * 36
     stops = starts + np.where(array.is_valid().to_numpy(zero_copy_only=False), 36, 0)
     return Spans(text.reshape(-1), starts, stops)

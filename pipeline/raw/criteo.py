@@ -6,6 +6,7 @@ its column slowly.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,118 +15,65 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.kernel import kernel
 from ..runtime.tasks import thread_buffer
 from ..schema.schema import Schema
 from .criteo_kernel import count_newlines, parse_lines
-from .part import Block, Fault
-from .text_fields import HEX_VALUES
+from .part import Block, Fault, shown_bytes
 
 MAX_FIELD_BYTES: Final = 64
 """A field longer than this is refused as such, whatever it holds."""
 
-REASONS: Final = (
-    "good",
-    "field_count",
-    "bad_label",
-    "bad_integer",
-    "integer_range",
-    "bad_category",
-    "nul_byte",
-    "long_field",
-)
-"""Names of the codes that `classify_line` returns, as the manifest lists them."""
-_GOOD, _FIELD_COUNT, _BAD_LABEL, _BAD_INTEGER, _RANGE, _BAD_CATEGORY, _NUL, _LONG = range(8)
-
-_TAB: Final = 9
-_RETURN: Final = 13
-_MINUS: Final = 45
-_ZERO: Final = 48
-_INT32_MAX: Final = 2**31 - 1
-_MAX_DIGITS: Final = 10
+_MAX_DIGITS = 10
+_INTEGER = re.compile(rb"-?[0-9]+")
+_CATEGORY = re.compile(rb"[0-9a-fA-F]{8}")
 
 
-@kernel
-def classify_line(
-    line: NDArray[np.uint8], num_dense: int, num_sparse: int, has_label: bool
-) -> tuple[int, int, int, int]:
+def classify_line(line: bytes, num_dense: int, num_sparse: int, has_label: bool) -> tuple[str, int, bytes]:
     """Find the first fault from the left, after the faults of the whole line.
 
     Args:
-        line: (num_bytes,), without its newline.
+        line: its bytes, without the newline.
+        num_dense: integers of a line.
+        num_sparse: categories of a line.
+        has_label: whether a label comes before them.
 
     Returns:
-        Code (an index into REASONS), column (from 0; number of fields for ``field_count``), and the
-        field's first and last-but-one byte within the line.
+        Reason, ``good`` or that under which it is counted; column (from 0; the number of fields for
+        ``field_count``); and the field.
     """
     # A carriage return before the newline is no part of the last field.
-    end = line.shape[0]
-    if end > 0 and line[end - 1] == _RETURN:
-        end -= 1
-    num_fields = 1
-    for i in range(end):
-        num_fields += line[i] == _TAB
-
+    fields = line.removesuffix(b"\r").split(b"\t")
     # First the faults of any file that is not text: fields far too long, and NUL bytes.
-    start = 0
-    column = 0
-    for i in range(end + 1):
-        if i == end or line[i] == _TAB:
-            if i - start > MAX_FIELD_BYTES:
-                return _LONG, column, start, i
-            for j in range(start, i):
-                if line[j] == 0:
-                    return _NUL, column, start, i
-            start = i + 1
-            column += 1
-
+    for column, found in enumerate(fields):
+        if len(found) > MAX_FIELD_BYTES:
+            return "long_field", column, found
+        if b"\0" in found:
+            return "nul_byte", column, found
     # With a wrong number of fields, no field could be given to its column.
-    if num_fields != has_label + num_dense + num_sparse:
-        return _FIELD_COUNT, num_fields, 0, end
-
-    start = 0
-    column = 0
-    for i in range(end + 1):
-        if i == end or line[i] == _TAB:
-            code = _classify_field(line, start, i, column - has_label, num_dense)
-            if code != _GOOD:
-                return code, column, start, i
-            start = i + 1
-            column += 1
-    return _GOOD, 0, 0, 0
+    if len(fields) != has_label + num_dense + num_sparse:
+        return "field_count", len(fields), line
+    for column, found in enumerate(fields):
+        reason = _fault_of(found, column - has_label, num_dense)
+        if reason is not None:
+            return reason, column, found
+    return "good", 0, b""
 
 
-@kernel
-def _classify_field(line: NDArray[np.uint8], start: int, stop: int, column: int, num_dense: int) -> int:
-    """Return the code of a field, ``line[start:stop]``; column 0 is the first integer, -1 the label."""
-    length = stop - start
+def _fault_of(found: bytes, column: int, num_dense: int) -> str | None:
+    """Return what is wrong with a field; column 0 is the first integer, -1 the label."""
     if column < 0:
-        return _GOOD if length == 1 and _ZERO <= line[start] <= _ZERO + 1 else _BAD_LABEL
-    if length == 0:
-        return _GOOD
-
-    # A category: eight hex digits.
+        return None if found in (b"0", b"1") else "bad_label"
+    if not found:
+        return None
     if column >= num_dense:
-        for i in range(start, stop):
-            if HEX_VALUES[line[i]] > 15:
-                return _BAD_CATEGORY
-        return _GOOD if length == 8 else _BAD_CATEGORY
-
-    # An integer: a sign perhaps, then digits, at most ten and within int32.
-    is_negative = line[start] == _MINUS
-    first = start + is_negative
-    if first == stop:
-        return _BAD_INTEGER
-    number = np.int64(0)
-    for i in range(first, stop):
-        if line[i] < _ZERO or line[i] > _ZERO + 9:
-            return _BAD_INTEGER
-        number = min(number * 10 + line[i] - _ZERO, np.int64(1) << 40)  # never overflows
-    return _RANGE if number > _INT32_MAX + is_negative or stop - first > _MAX_DIGITS else _GOOD
+        return None if _CATEGORY.fullmatch(found) else "bad_category"
+    if not _INTEGER.fullmatch(found):
+        return "bad_integer"
+    is_short = len(found.removeprefix(b"-")) <= _MAX_DIGITS
+    return None if is_short and -(2**31) <= int(found) < 2**31 else "integer_range"
 
 
 _LISTED_BAD_LINES = 1024
-_SHOWN_BYTES = 40
 _WANTED = {
     "bad_label": "0 or 1",
     "bad_integer": "a decimal integer or nothing",
@@ -222,29 +170,26 @@ def count_reasons(
     block: Block, bad_lines: NDArray[np.int64], schema: Schema, *, has_label: bool
 ) -> dict[str, int]:
     """Count ``bad_lines`` by what is wrong with them."""
-    counted: Counter[str] = Counter()
-    for start, stop in bad_lines:
-        code, *_ = classify_line(block.text[start:stop], len(schema.dense), len(schema.sparse), has_label)
-        counted[REASONS[code]] += 1
+    counted = Counter(_fault_in(block, span, schema, has_label=has_label)[0] for span in bad_lines)
     return dict(sorted(counted.items()))
+
+
+def _fault_in(
+    block: Block, span: NDArray[np.int64], schema: Schema, *, has_label: bool
+) -> tuple[str, int, bytes]:
+    line = block.text[span[0] : span[1]].tobytes()
+    return classify_line(line, len(schema.dense), len(schema.sparse), has_label)
 
 
 def describe_fault(block: Block, span: NDArray[np.int64], schema: Schema, *, has_label: bool) -> Fault:
     """Describe what is wrong with the line ``block.text[span[0]:span[1]]``."""
-    line = block.text[span[0] : span[1]]
-    code, column, start, stop = classify_line(line, len(schema.dense), len(schema.sparse), has_label)
-    reason = REASONS[code]
+    reason, column, found = _fault_in(block, span, schema, has_label=has_label)
     line_in_block = count_newlines(block.text[: span[0]])
     names = schema.columns(has_label=has_label)
     if reason == "field_count":
         fields = "1 field" if column == 1 else f"{column} fields"
         text = f": found {fields}, want {len(names)} between tabs"
         return Fault(reason, line_in_block, text, column == len(names) + (-1 if has_label else 1))
-    found = bytes(line[start:stop])
-    shown = repr(found[:_SHOWN_BYTES])[1:]
-    if len(found) > _SHOWN_BYTES:
-        shown += f"... ({len(found)} bytes)"
     name = names[column] if column < len(names) else "beyond the last"
-    return Fault(
-        reason, line_in_block, f", column {column + 1} ({name}): found {shown}, want {_WANTED[reason]}"
-    )
+    where = f", column {column + 1} ({name})"
+    return Fault(reason, line_in_block, f"{where}: found {shown_bytes(found)}, want {_WANTED[reason]}")

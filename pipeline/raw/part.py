@@ -46,6 +46,15 @@ class Fault:
     """The change that would make the value good, as the beginning of a hint."""
 
 
+_SHOWN_BYTES = 40
+
+
+def shown_bytes(found: bytes) -> str:
+    """Return a text as a message has it, cut short."""
+    more = f"... ({len(found)} bytes)" if len(found) > _SHOWN_BYTES else ""
+    return repr(found[:_SHOWN_BYTES])[1:] + more
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """The good samples of one part of a raw file, and what is wrong with the others."""
@@ -86,21 +95,21 @@ class UnreadPart(Protocol):
         ...
 
 
-class RawParts(Protocol):
+class RawParts:
     """The parts of one raw file."""
 
-    unit: str
+    unit: str = "line"
     """Word for a row in messages: line or row."""
-    num_header_lines: int
+    num_header_lines: int = 0
     """Lines above the first row."""
-    min_line_bytes: int
+    min_line_bytes: int = 0
     """Length that no line is shorter than; 0 where that is not known."""
-    is_hashed_whole: bool
+    is_hashed_whole: bool = False
     """Whether the parts have no checksums, so that the file is hashed before they are read."""
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each part in order; those among the files ``finished`` may be left unread."""
-        ...
+        raise NotImplementedError
 
 
 MAX_LINE_BYTES = 1 << 20
@@ -208,17 +217,17 @@ class PlainBlock:
     block_bytes: int
     """Bytes of that range."""
     in_thread_buffer: bool
-    num_more: int = 0
-    """Bytes of the lines after them that go on with the last record."""
+    more: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    """Lines after them that go on with the last record."""
 
     def extended(self, more: NDArray[np.uint8]) -> PlainBlock:
         """Return this block with the lines after it that go on with its last record; they are not tallied."""
-        return replace(self, num_more=more.shape[0])
+        return replace(self, more=more)
 
     def read(self) -> Block:
         """Read the lines that start in ``[start, start + block_bytes)``."""
         try:
-            return self._read()
+            return self._read().extended(self.more)
         except OSError as error:
             raise InputError(f"{self.raw.path} cannot be read: {error.strerror}") from error
 
@@ -235,40 +244,28 @@ class PlainBlock:
             text = placed_like_file(memory, first)
             source = ByteSource(self.raw, file.readinto, self.raw.num_bytes - first)
             tally = TextTally()
-            filled = 0
             # The line that is under way at ``start`` belongs to a block before.
             begin = 0 if self.start == 0 else None
-            is_end = False
-            while filled < wanted and not is_end:
-                stop = min(filled + _PIECE_BYTES, wanted)
-                count = source.fill(text[filled:stop])
-                is_end = filled + count < stop
-                stop = filled + count
+            filled = 0
+            for stop in (*range(_PIECE_BYTES, wanted, _PIECE_BYTES), wanted):
+                num_bytes = source.fill(text[filled:stop])
                 if begin is None:
-                    begin = _after_newline(text, filled, stop)
+                    begin = _after_newline(text, filled, filled + num_bytes)
                 if begin is not None:
-                    tally.add(text[max(begin, filled) : stop])
-                filled = stop
+                    tally.add(text[max(begin, filled) : filled + num_bytes])
+                filled += num_bytes
+                if filled < stop:
+                    break
             if begin is None or begin >= filled:
                 return _no_lines()
 
             # The last line is read to its end, into the next block's range.
-            end = total = filled
+            end = filled
             if filled == wanted:
-                text, end, total = _complete_line(self.raw, source, text, filled, filled)
-            text = _fill_up(source, text, total, end + self.num_more)
-            block = _finish(self.raw, text, begin, end + self.num_more)
-            tally.add(block.lines[filled - begin : end - begin if self.num_more else None])
+                text, end, _ = _complete_line(self.raw, source, text, filled, filled)
+            block = _finish(self.raw, text, begin, end)
+            tally.add(block.lines[filled - begin :])
             return replace(block, start=first + begin, tally=tally)
-
-
-def _fill_up(source: ByteSource, text: NDArray[np.uint8], total: int, wanted: int) -> NDArray[np.uint8]:
-    """Read on after ``text[:total]`` until there are ``wanted`` bytes; return the array, or a larger one."""
-    if wanted > total:
-        if text.shape[0] < wanted + PADDING_BYTES:
-            text = np.concatenate([text[:total], np.empty(wanted - total + PADDING_BYTES, np.uint8)])
-        source.fill(text[total:wanted])
-    return text
 
 
 def iterate_blocks(

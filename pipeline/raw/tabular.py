@@ -30,17 +30,16 @@ from .column_values import (
     plain,
     read_column,
 )
-from .part import Block, Fault, Part
+from .part import Block, Fault, Part, shown_bytes
 from .raw_file import RawFile
-from .text_fields import BAD, MISSING
-from .text_lists import ListForm, ListSpans, Spans
+from .text_fields import BAD, MISSING, Spans
+from .text_lists import ListForm, ListSpans
 from .times import is_temporal, shown_time
 
 if TYPE_CHECKING:  # what reads no CSV does not import it
     from .records import Records
 
 NO_CONSTANTS: Mapping[str, str] = {}
-_SHOWN_BYTES = 40
 _WANTED = {
     LABEL: "0 or 1",
     WEIGHT: "a number that is 0 or more and that a float32 can hold",
@@ -165,16 +164,12 @@ def parse_records(
         wrong_quote: the fault at which splitting ended.
         constants: columns that the records lack, and the text that stands for each row.
     """
-    columns = columns_of(schema, has_label)
     in_lines = [name for name in schema.columns(has_label=has_label) if name not in constants]
     places = zip(in_lines, records.starts, records.stops, strict=True)
     found = {name: Spans(block.text, starts, stops) for name, starts, stops in places}
-    found |= {name: _repeated(text, records.num_fields.shape[0]) for name, text in constants.items()}
-    spans = [_cells(column, found[column.column]) for column in columns]
-
     # A record with another number of fields is bad whatever its values are.
     is_ragged = records.num_fields != len(fields)
-    rows = _rows(list(zip(columns, spans, strict=True)), is_ragged)
+    rows = _rows(found, is_ragged, schema, has_label=has_label, constants=constants)
     fault, disorder = rows.fault, rows.disorder
     if fault is not None:
         row = fault.line_in_block
@@ -185,18 +180,6 @@ def parse_records(
         disorder = replace(disorder, line_in_block=int(records.lines[disorder.line_in_block]))
     # What follows a wrong quote could be in quotes or not, so that no line can be skipped.
     return replace(rows, fault=fault or wrong_quote, disorder=wrong_quote or disorder)
-
-
-def shown_bytes(found: bytes) -> str:
-    """Return a text as a message has it, cut short."""
-    more = f"... ({len(found)} bytes)" if len(found) > _SHOWN_BYTES else ""
-    return repr(found[:_SHOWN_BYTES])[1:] + more
-
-
-def _cells(column: _Column, cells: Any) -> Any:
-    """Return text of a column of lists as lists; anything else as it is."""
-    is_text_list = column.list_form is not None and isinstance(cells, Spans)
-    return ListSpans(cells, column.list_form) if is_text_list and column.list_form else cells
 
 
 def _repeated(text: str, num_rows: int) -> Spans:
@@ -226,31 +209,25 @@ def parse_batch(
         constants: columns that it lacks, and the text that stands for each row.
         is_damaged: (num_rows,); rows that are bad whatever their values are.
     """
-    columns = columns_of(schema, has_label)
-    arrays = [
-        _repeated(constants[column.column], batch.num_rows)
-        if column.column in constants
-        else plain(batch.column(column.column))
-        for column in columns
-    ]
-    cells = [(column, _cells(column, array)) for column, array in zip(columns, arrays, strict=True)]
-    return _rows(cells, np.zeros(batch.num_rows, np.bool_) if is_damaged is None else is_damaged)
+    found = {name: plain(values) for name, values in zip(batch.schema.names, batch.columns, strict=True)}
+    is_damaged = np.zeros(batch.num_rows, np.bool_) if is_damaged is None else is_damaged
+    return _rows(found, is_damaged, schema, has_label=has_label, constants=constants)
 
 
 def check_types(file: RawFile, schema: Schema, fields: Any, *, has_label: bool) -> None:
     """Raise InputError where a column of an Arrow schema does not match that of the log."""
-    for field in fields:
-        fault = misfit(schema, field.name, field.type, has_label=has_label)
-        if fault:
-            raise InputError(f"{file.path}: {fault}", hint="fix the schema, or cast the column")
+    fault = misfit(schema, fields, has_label=has_label)
+    if fault:
+        raise InputError(f"{file.path}: {fault}", hint="fix the schema, or cast the column")
 
 
-def misfit(schema: Schema, name: str, kind: Any, *, has_label: bool) -> str | None:
-    """Return why a Parquet column of type ``kind`` does not match the schema, or None."""
+def misfit(schema: Schema, fields: Any, *, has_label: bool) -> str | None:
+    """Return why the type of an Arrow column does not match the schema, or None where all do."""
+    kinds = {field.name: field.type for field in fields}
     faults = (
-        _misfit(column, kind, is_sparse=column.name in schema.sparse)
+        _misfit(column, kinds[column.column], is_sparse=column.name in schema.sparse)
         for column in columns_of(schema, has_label)
-        if column.column == name
+        if column.column in kinds
     )
     return next((fault for fault in faults if fault), None)
 
@@ -283,8 +260,22 @@ def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
     return None if fits else f"{found}, want {wanted}"
 
 
-def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> Part:
+def _rows(
+    found: dict[str, Any],
+    is_ragged: NDArray[np.bool_],
+    schema: Schema,
+    *,
+    has_label: bool,
+    constants: Mapping[str, str],
+) -> Part:
     """Read every column; a row that one of them finds bad is left out of all."""
+    found = found | {name: _repeated(text, is_ragged.shape[0]) for name, text in constants.items()}
+    columns: list[tuple[_Column, Any]] = []
+    for column in columns_of(schema, has_label):
+        cells = found[column.column]
+        if column.list_form is not None and isinstance(cells, Spans):
+            cells = ListSpans(cells, column.list_form)
+        columns.append((column, cells))
     read = [read_column(values, column.kind, column.form) for column, values in columns]
 
     # Blame each bad row on its first bad column from the left, or on its number of fields (-1).
@@ -306,8 +297,9 @@ def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> P
     fault = None
     if is_bad.any():
         row = int(np.argmax(is_bad))
-        found = (*columns[blame[row]], read[blame[row]])
-        fault = Fault("field_count", row, "") if blame[row] < 0 else _fault(row, *found)
+        where = int(blame[row])
+        is_field = where >= 0
+        fault = _fault(row, *columns[where], read[where]) if is_field else Fault("field_count", row, "")
 
     keep = None if fault is None else ~is_bad
     pairs = [(column, values) for (column, _), values in zip(columns, read, strict=True)]
@@ -379,7 +371,7 @@ def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
 def _remedy(column: _Column, cells: Any, position: int) -> str | None:
     """Return what would make a bad value good, as a hint's beginning, or None."""
     one = slice(position, position + 1)
-    value = Spans(cells.text, cells.starts[one], cells.stops[one]) if isinstance(cells, Spans) else cells[one]
+    value = cells.of(one) if isinstance(cells, Spans) else cells[one]
     if isinstance(value, Spans):
         word = bytes(value.text[value.starts[0] : value.stops[0]])
         if column.may_lack and word.lower() in MISSING_WORDS:

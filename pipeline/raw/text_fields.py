@@ -1,8 +1,8 @@
 """Read the numbers of fields of text, and look at many bytes together.
 
-Exact, every bound checked. A field is a span ``[start, stop)`` of a byte array, so the same kernels read text
-columns of CSV and of Parquet files, whose offsets are spans already. Elements of lists in fields are spans,
-too. Decimal text becomes float64, correctly rounded, where two exact doubles give the result.
+Exact, every bound checked. A field is a span of a byte array, so the same kernels read text columns of CSV
+and of Parquet files, whose offsets are spans already. Elements of lists in fields are spans, too. Decimal
+text becomes float64, correctly rounded, where two exact doubles give the result.
 
 Bytes are compared as machine words, eight or sixty-four at a time, by instructions that Numba does not
 expose. Each such function is plain Python, which defines it, and one or a few machine instructions when
@@ -11,7 +11,7 @@ compiled.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -81,11 +81,26 @@ def _find_separators(context: Any, builder: Any, given: Any, arguments: Any) -> 
     return context.make_tuple(builder, given.return_type, [builder.or_(tabs, newlines), newlines])
 
 
+class Spans(NamedTuple):
+    """Fields of text: ``text[starts[i]:stops[i]]``."""
+
+    text: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+    def of(self, fields: Any) -> Spans:
+        """Return some fields: their numbers, or a slice."""
+        return Spans(self.text, self.starts[fields], self.stops[fields])
+
+
 GOOD: Final = 0
 MISSING: Final = 1
 BAD: Final = 2
 """States of a field: it holds a value, is empty, or holds something it should not."""
+HARD: Final = 3
+"""State of a field whose decimal number takes more than two exact doubles to round correctly."""
 
+_PLUS: Final = 43
 _MINUS: Final = 45
 _POINT: Final = 46
 _ZERO: Final = 48
@@ -93,40 +108,32 @@ _ZERO: Final = 48
 
 @kernel
 def parse_integers(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    most_below: np.uint64,
-    most_above: np.uint64,
-    are_codes: bool,
-    rounds_down: bool,
-    values: NDArray[np.uint64],
-    states: NDArray[np.uint8],
-) -> None:
+    spans: Spans, most_below: np.uint64, most_above: np.uint64, are_codes: bool, rounds_down: bool
+) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
     """Read decimal integers, ``-?[0-9]+(\\.0*)?``, in ``[-most_below, most_above]``.
 
     Args:
-        text: bytes of the fields.
-        starts: (num_fields,).
-        stops: (num_fields,).
+        spans: the fields.
         most_below: how far below 0 a value may be.
         most_above: the largest value.
         are_codes: digits after a leading 0 are bad, because 7 and 007 would be one value.
         rounds_down: a fraction may have any digits, and is left out: -0.5 is read as -1.
-        values: (num_fields,) out; negative ones as two's complement, 0 where there is none.
-        states: (num_fields,) out; GOOD, MISSING or BAD.
+
+    Returns:
+        Values, negative ones as two's complement, 0 where there is none; and states: GOOD, MISSING or BAD.
     """
+    text, starts, stops = spans
+    values = np.zeros(starts.shape[0], np.uint64)
+    states = np.full(starts.shape[0], BAD, np.uint8)
     # Limits as quotient and remainder by ten: ``value * 10 + digit`` exceeds one if (value, digit) does.
     below = (most_below // np.uint64(10), most_below % np.uint64(10))
     above = (most_above // np.uint64(10), most_above % np.uint64(10))
     for i in range(starts.shape[0]):
         position = starts[i]
         stop = stops[i]
-        values[i] = 0
         if position == stop:
             states[i] = MISSING
             continue
-        states[i] = BAD
         is_negative = text[position] == _MINUS
         if is_negative:
             position += 1
@@ -137,19 +144,17 @@ def parse_integers(
 
         # Digits, compared with the limit before each is added: a uint64 never overflows.
         value = np.uint64(0)
-        num_digits = 0
-        is_good = True
+        first = position
         while position < stop and _ZERO <= text[position] <= _ZERO + 9:
             digit = np.uint64(text[position] - _ZERO)
             if value > limit[0] or (value == limit[0] and digit > limit[1]):
-                is_good = False
                 break
             value = value * np.uint64(10) + digit
-            num_digits += 1
             position += 1
+        is_number = position > first
 
         # "3." and "3.00" are the integer 3: some tools write integers as floats.
-        if is_good and position < stop and text[position] == _POINT:
+        if is_number and position < stop and text[position] == _POINT:
             position += 1
             is_more = False
             while position < stop and (
@@ -159,27 +164,22 @@ def parse_integers(
                 position += 1
             if is_more and is_negative:
                 value += np.uint64(1)
-        if is_good and num_digits > 0 and position == stop:
+        if is_number and position == stop:
             values[i] = ~value + np.uint64(1) if is_negative else value
             states[i] = GOOD
+    return values, states
 
 
 @kernel
-def parse_hex8(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    values: NDArray[np.uint64],
-    states: NDArray[np.uint8],
-) -> None:
-    """Read fields of eight hex digits, either case, as numbers; arguments as in `parse_integers`."""
+def parse_hex8(spans: Spans) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """Read fields of eight hex digits, either case, as numbers; returns as `parse_integers`."""
+    text, starts, stops = spans
+    values = np.zeros(starts.shape[0], np.uint64)
+    states = np.full(starts.shape[0], BAD, np.uint8)
     for i in range(starts.shape[0]):
-        values[i] = 0
         if starts[i] == stops[i]:
             states[i] = MISSING
-            continue
-        states[i] = BAD
-        if stops[i] - starts[i] == 8:
+        elif stops[i] - starts[i] == 8:
             # ``seen`` collects the bits of all digits: 16 is set if one of them is no hex digit.
             value = np.uint32(0)
             seen = np.uint32(0)
@@ -190,32 +190,21 @@ def parse_hex8(
             if seen < 16:
                 values[i] = value
                 states[i] = GOOD
+    return values, states
 
 
 @kernel
-def join_spans(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    joined: NDArray[np.uint8],
-) -> None:
-    """Concatenate spans.
-
-    Args:
-        text: bytes of the fields.
-        starts: (num_fields,).
-        offsets: (num_fields + 1,), where each span begins in ``joined``.
-        joined: (offsets[-1],) out.
-    """
+def join_spans(spans: Spans) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Concatenate fields; returns where each begins, (num_fields + 1,), and their bytes."""
+    text, starts, stops = spans
+    offsets = np.zeros(starts.shape[0] + 1, np.int64)
+    for i in range(starts.shape[0]):
+        offsets[i + 1] = offsets[i] + stops[i] - starts[i]
+    joined = np.empty(offsets[-1], np.uint8)
     for i in range(starts.shape[0]):
         for byte in range(offsets[i + 1] - offsets[i]):
             joined[offsets[i] + byte] = text[starts[i] + byte]
-
-
-HARD: Final = 3
-"""State of a field whose decimal number takes more than two exact doubles to round correctly."""
-
-_PLUS: Final = 43
+    return offsets, joined
 
 
 _SMALL_E: Final = 101
@@ -244,21 +233,15 @@ def _read_exponent(text: NDArray[np.uint8], position: int, stop: int) -> tuple[i
 
 
 @kernel
-def parse_decimals(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    values: NDArray[np.float64],
-    states: NDArray[np.uint8],
-) -> None:
+def parse_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """Read ``[+-]?([0-9]+\\.?[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?`` to the nearest float64, ties to even.
 
     Args:
-        text: bytes of the fields.
-        starts: (num_fields,).
-        stops: (num_fields,).
-        values: (num_fields,) out; 0 where the state is not GOOD.
-        states: (num_fields,) out; GOOD, MISSING, BAD, or HARD: well formed, and left to the caller.
+        spans: the fields.
+
+    Returns:
+        Values, 0 where there is none; and states: GOOD, MISSING, BAD, or HARD: well formed, and left to the
+        caller.
 
     Error:
         Exact: digits that fit in 53 bits and a power of ten up to 10**22 are doubles without rounding, so
@@ -267,14 +250,15 @@ def parse_decimals(
     Source:
         Clinger, How to read floating point numbers accurately, PLDI 1990, section 3.
     """
+    text, starts, stops = spans
+    values = np.zeros(starts.shape[0], np.float64)
+    states = np.full(starts.shape[0], BAD, np.uint8)
     for i in range(starts.shape[0]):
         position = starts[i]
         stop = stops[i]
-        values[i] = 0.0
         if position == stop:
             states[i] = MISSING
             continue
-        states[i] = BAD
         is_negative = text[position] == _MINUS
         if is_negative or text[position] == _PLUS:
             position += 1
@@ -316,3 +300,4 @@ def parse_decimals(
             number = number * _POWERS[exponent] if exponent >= 0 else number / _POWERS[-exponent]
             values[i] = -number if is_negative else number
             states[i] = GOOD
+    return values, states

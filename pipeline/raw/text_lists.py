@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.kernel import kernel
-from .text_fields import BAD, MISSING, parse_decimals
+from .text_fields import BAD, MISSING, Spans, parse_decimals
 
 _OPENING: Final = (91, 123, 40)
 _CLOSING: Final = (93, 125, 41)
@@ -29,15 +29,6 @@ _NULLS: Final = np.array(
 _PLAIN: Final = 0
 _REFUSED: Final = 1
 _ESCAPED: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Text of one column: ``text[starts[i]:stops[i]]``."""
-
-    text: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,33 +75,14 @@ def _trimmed(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int]:
 
 
 @kernel
-def count_elements(
-    text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], mark: int
-) -> int:
-    """Return how many elements fields have at most: one more than the first byte of separators is there.
-
-    Args:
-        text: bytes of the fields.
-        starts: (num_fields,).
-        stops: (num_fields,).
-        mark: that byte.
-    """
-    num_elements = int(starts.shape[0])
-    for i in range(starts.shape[0]):
-        for position in range(starts[i], stops[i]):
-            num_elements += text[position] == mark
-    return num_elements
-
-
-@kernel
-def _end_of_element(
+def _after_quotes(
     text: NDArray[np.uint8],
     first: int,
     stop: int,
     separator: NDArray[np.uint8],
     weight_separator: NDArray[np.uint8],
 ) -> int:
-    """Return where an element ends: before a separator that is not inside of quotes."""
+    """Return the position after an element's quotes, or its beginning where it has none."""
     position = first
     while position < stop and text[position] in _BLANKS and not _is_at(text, position, stop, separator):
         position += 1
@@ -125,10 +97,8 @@ def _end_of_element(
             end += 1
         is_closed = end == stop or (end < stop and _is_at(text, end, stop, weight_separator))
         if is_closed or (end < stop and _is_at(text, end, stop, separator)):
-            position = end
-    while position < stop and (text[position] != separator[0] or not _is_at(text, position, stop, separator)):
-        position += 1
-    return position
+            return end
+    return first
 
 
 @kernel
@@ -142,106 +112,85 @@ def _inside(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int, b
 
 
 @kernel
-def split_plain(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    separator: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    element_starts: NDArray[np.int64],
-    element_stops: NDArray[np.int64],
-) -> None:
-    """Find what is between separators, one element on both sides of each; see `split_elements`."""
-    width = separator.shape[0]
-    element = 0
-    offsets[0] = 0
-    for i in range(starts.shape[0]):
-        position = starts[i]
-        element_starts[element] = position
-        while position < stops[i]:
-            if text[position] == separator[0] and (width == 1 or _is_at(text, position, stops[i], separator)):
-                element_stops[element] = position
-                element += 1
-                element_starts[element] = position + width
-                position += width - 1
-            position += 1
-        element_stops[element] = stops[i]
-        element += 1
-        offsets[i + 1] = element
+def split_lists(
+    spans: Spans, separator: NDArray[np.uint8], weight_separator: NDArray[np.uint8], has_brackets: bool
+) -> tuple[Spans, NDArray[np.int64]]:
+    """Find the elements of lists. Exact.
 
-
-@kernel
-def split_elements(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    separator: NDArray[np.uint8],
-    weight_separator: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    element_starts: NDArray[np.int64],
-    element_stops: NDArray[np.int64],
-) -> None:
-    """Find the elements of lists that may have brackets around them. Exact.
-
-    An empty list has none, and no element follows a last separator; a blank as the separator may be there any
-    number of times.
+    Plain lists have one on both sides of each separator. In brackets an empty list has none, and no element
+    follows a last separator; a blank as the separator may be there any number of times.
 
     Args:
-        text: bytes of the fields.
-        starts: (num_fields,).
-        stops: (num_fields,).
+        spans: the lists.
         separator: its bytes.
         weight_separator: bytes between an element and its weight; none without weights.
-        offsets: (num_fields + 1,) out; where the elements of each field begin.
-        element_starts: (at least `count_elements`,) out.
-        element_stops: as ``element_starts``.
+        has_brackets: as `ListForm` has it.
+
+    Returns:
+        The elements, and where those of each list begin, (num_lists + 1,).
     """
+    text, starts, stops = spans
+    # At most one element more than the first byte of separators is there.
+    most = starts.shape[0]
+    for i in range(starts.shape[0]):
+        for position in range(starts[i], stops[i]):
+            most += text[position] == separator[0]
+    element_starts, element_stops = np.empty(most, np.int64), np.empty(most, np.int64)
+    offsets = np.zeros(starts.shape[0] + 1, np.int64)
     skips_empty = separator.shape[0] == 1 and separator[0] in _BLANKS
     element = 0
-    offsets[0] = 0
     for i in range(starts.shape[0]):
-        first, stop = _trimmed(text, starts[i], stops[i])
-        first, stop, is_list = _inside(text, first, stop)
-        position = first
+        first, stop = starts[i], stops[i]
+        is_list = False
+        if has_brackets:
+            first, stop = _trimmed(text, first, stop)
+            first, stop, is_list = _inside(text, first, stop)
+        position = begin = first
         while not (is_list and first == stop):
-            end = _end_of_element(text, position, stop, separator, weight_separator)
-            begin, last = _trimmed(text, position, end)
-            # What follows the last separator of a list is an element only if it is something.
-            is_last = end >= stop
-            if begin < last or first == stop or not (skips_empty or (is_last and position > first)):
-                element_starts[element], element_stops[element] = begin, last
+            if has_brackets:
+                position = _after_quotes(text, begin, stop, separator, weight_separator)
+            while position < stop and not (
+                text[position] == separator[0] and _is_at(text, position, stop, separator)
+            ):
+                position += 1
+            is_last = position >= stop
+            left, right = begin, position
+            if has_brackets:
+                left, right = _trimmed(text, begin, position)
+            # What follows the last separator of a list in brackets is an element only if it is something.
+            is_void = has_brackets and left == right and first < stop
+            if not (is_void and (skips_empty or (is_last and begin > first))):
+                element_starts[element], element_stops[element] = left, right
                 element += 1
             if is_last:
                 break
-            position = end + separator.shape[0]
+            position += separator.shape[0]
+            begin = position
         offsets[i + 1] = element
+    return Spans(text, element_starts[:element], element_stops[:element]), offsets
 
 
 @kernel
-def cut_weights(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    weight_separator: NDArray[np.uint8],
-    weight_starts: NDArray[np.int64],
-) -> None:
-    """End elements before the last weight separator in each; arguments as in `split_elements`.
+def cut_weights(spans: Spans, weight_separator: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """End elements before the last weight separator in each.
 
     Args:
-        text: bytes of the elements.
-        starts: (num_elements,).
-        stops: (num_elements,) in and out.
+        spans: the elements, changed in place.
         weight_separator: its bytes.
-        weight_starts: (num_elements,) out; where the weight begins, the end of the element where it has none.
+
+    Returns:
+        (num_elements,), where the weight begins, the end of the element where it has none.
     """
+    text, starts, stops = spans
+    weights = stops.copy()
     for i in range(starts.shape[0]):
         position = stops[i] - weight_separator.shape[0]
         while position >= starts[i] and not _is_at(text, position, stops[i], weight_separator):
             position -= 1
-        weight_starts[i] = stops[i]
         if position >= starts[i]:
-            weight_starts[i] = position + weight_separator.shape[0]
+            weights[i] = position + weight_separator.shape[0]
             stops[i] = position
+    return weights
 
 
 @kernel
@@ -260,26 +209,21 @@ def _is_null(text: NDArray[np.uint8], first: int, stop: int) -> bool:
 
 
 @kernel
-def trim_elements(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    has_quotes: bool,
-    marks: NDArray[np.uint8],
-) -> None:
+def trim_elements(spans: Spans, has_quotes: bool) -> NDArray[np.uint8]:
     """Leave out the blanks around elements, and the quotes.
 
     Args:
-        text: bytes of the elements.
-        starts: (num_elements,) in and out.
-        stops: (num_elements,) in and out.
+        spans: the elements, changed in place.
         has_quotes: elements may be in quotes, and may not be lists.
-        marks: (num_elements,) out; _PLAIN, _REFUSED for a list in a list, or _ESCAPED where a backslash in
-            quotes has to be undone.
+
+    Returns:
+        (num_elements,), _PLAIN, _REFUSED for a list in a list, or _ESCAPED where a backslash in quotes has to
+        be undone.
     """
+    text, starts, stops = spans
+    marks = np.full(starts.shape[0], _PLAIN, np.uint8)
     for i in range(starts.shape[0]):
         first, stop = _trimmed(text, starts[i], stops[i])
-        marks[i] = _PLAIN
         if has_quotes and first < stop:
             if text[first] in _OPENING:
                 marks[i] = _REFUSED
@@ -292,6 +236,7 @@ def trim_elements(
             elif _is_null(text, first, stop):
                 stop = first
         starts[i], stops[i] = first, stop
+    return marks
 
 
 def elements_of(lists: ListSpans) -> tuple[Spans, NDArray[np.int64], NDArray[np.bool_]]:
@@ -301,48 +246,22 @@ def elements_of(lists: ListSpans) -> tuple[Spans, NDArray[np.int64], NDArray[np.
         The elements; where those of each field begin, (num_fields + 1,); and which of them are refused,
         (num_elements,): a list in a list, or one whose weight is no number.
     """
-    form, fields = lists.form, lists.fields
+    form = lists.form
     separator, weight_separator = (
         np.frombuffer(mark.encode(), np.uint8) for mark in (form.separator, form.weight_separator)
     )
-    spans = (fields.text, fields.starts, fields.stops)
-    most = count_elements(*spans, int(separator[0]))
-    starts, stops = np.empty(most, np.int64), np.empty(most, np.int64)
-    offsets = np.empty(fields.starts.shape[0] + 1, np.int64)
-    if form.has_brackets:
-        split_elements(*spans, separator, weight_separator, offsets, starts, stops)
-    else:
-        split_plain(*spans, separator, offsets, starts, stops)
-    starts, stops = starts[: offsets[-1]], stops[: offsets[-1]]
-
-    is_refused = np.zeros(starts.shape[0], np.bool_)
+    found, offsets = split_lists(lists.fields, separator, weight_separator, form.has_brackets)
+    is_refused = np.zeros(found.starts.shape[0], np.bool_)
     if weight_separator.size:
-        is_refused = _cut_weights(fields.text, starts, stops, weight_separator)
-    text = fields.text
+        is_there, ends = found.starts < found.stops, found.stops.copy()
+        weights = Spans(found.text, cut_weights(found, weight_separator), ends)
+        trim_elements(weights, False)
+        is_refused = is_there & np.isin(parse_decimals(weights)[1], (BAD, MISSING))
     if form.has_brackets or form.trims:
-        marks = np.empty(starts.shape[0], np.uint8)
-        trim_elements(text, starts, stops, form.has_brackets, marks)
+        marks = trim_elements(found, form.has_brackets)
         is_refused |= marks == _REFUSED
-        text = _without_escapes(text, starts, stops, np.flatnonzero(marks == _ESCAPED))
-    return Spans(text, starts, stops), offsets, is_refused
-
-
-def _cut_weights(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    weight_separator: NDArray[np.uint8],
-) -> NDArray[np.bool_]:
-    """End elements before their weights; return which have none, or one that is no number."""
-    is_there = starts < stops
-    ends = stops.copy()
-    weights = np.empty_like(starts)
-    cut_weights(text, starts, stops, weight_separator, weights)
-    states = np.empty(starts.shape[0], np.uint8)
-    trim_elements(text, weights, ends, False, states)
-    parse_decimals(text, weights, ends, np.empty(starts.shape[0]), states)
-    is_refused: NDArray[np.bool_] = is_there & ((states == BAD) | (states == MISSING))
-    return is_refused
+        found = _without_escapes(found, np.flatnonzero(marks == _ESCAPED))
+    return found, offsets, is_refused
 
 
 _ESCAPE = re.compile(rb"((?:\\u[0-9a-fA-F]{4})+)|\\(U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
@@ -362,19 +281,14 @@ def _meaning(found: re.Match[bytes]) -> bytes:
     )
 
 
-def _without_escapes(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    places: NDArray[np.intp],
-) -> NDArray[np.uint8]:
+def _without_escapes(spans: Spans, places: NDArray[np.intp]) -> Spans:
     """Undo the backslashes in some elements, in a copy of the text; none of them gets longer."""
     if not places.size:
-        return text
+        return spans
+    text, starts, stops = spans
     text = text.copy()
-
     for i in places.tolist():
         plain = np.frombuffer(_ESCAPE.sub(_meaning, bytes(text[starts[i] : stops[i]])), np.uint8)
         text[starts[i] : starts[i] + plain.size] = plain
         stops[i] = starts[i] + plain.size
-    return text
+    return Spans(text, starts, stops)

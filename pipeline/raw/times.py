@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...stats.kernel import kernel
 from ..schema.schema import zone_named
-from .text_fields import BAD, GOOD, MISSING
+from .text_fields import BAD, GOOD, MISSING, Spans
 
 TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 """Ticks of each unit in a second."""
@@ -38,17 +38,27 @@ _NO_TIME: Final = -(2**62)
 _DAYS_BEFORE_MONTH: Final = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334, 365)
 
 
-def _table(words: str) -> NDArray[np.uint8]:
-    """Return words in small letters, each in a row that ends in zeros."""
-    return np.array([list(word.encode().ljust(9, b"\0")) for word in words.split()], np.uint8)
-
-
-_MONTHS: Final = _table(
-    "january february march april may june july august september october november december"
+_WORDS: Final = np.array(
+    [
+        list(word.encode().ljust(10, b"\0"))
+        for word in " january february march april may june july august september october november december"
+        " monday tuesday wednesday thursday friday saturday sunday am pm utc gmt z".split(" ")
+    ],
+    np.uint8,
 )
-_DAYS: Final = _table("monday tuesday wednesday thursday friday saturday sunday")
-_HALVES: Final = _table("am pm")
-_ZONES: Final = _table("utc gmt z")
+"""Words in small letters, each in a row that ends in zeros: of months from row 1 on, days, halves, zones."""
+_PM: Final = 21
+_LIMITS = {
+    "Y": (4, 4, 0, 9999), "y": (2, 2, 0, 99), "m": (1, 2, 1, 12), "d": (1, 2, 1, 31), "H": (1, 2, 0, 23),
+    "I": (1, 2, 1, 12), "M": (1, 2, 0, 59), "S": (1, 2, 0, 59), "f": (1, 9, 0, 10**9), "b": (0, 0, 1, 12),
+    "B": (0, 0, 1, 12), "a": (0, 0, 13, 19), "A": (0, 0, 13, 19), "p": (0, 0, 20, 21), "Z": (0, 0, 22, 24),
+}  # fmt: skip
+"""Of each code the fewest and most digits of a number and its range; of words 0, 0, and the range of rows."""
+_CODES: Final = np.array([_LIMITS.get(chr(code), (0, 0, 0, 0)) for code in range(128)])
+_YEAR, _MONTH, _DAY, _HOUR, _MINUTE, _SECOND, _OFFSET, _ZONE = map(ord, "YmdHMSzZ")
+_SHORT_YEAR, _SHORT_MONTH, _LONG_MONTH, _HOUR_OF_HALF, _HALF = map(ord, "ybBIp")
+_CODE: Final = 256
+"""Number that the letter of a code is raised by among the steps of a format."""
 
 
 def features_of(kind: str, seconds: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -126,20 +136,17 @@ def _read_number(text: NDArray[np.uint8], first: int, stop: int, most: int) -> t
 
 
 @kernel
-def _read_word(text: NDArray[np.uint8], first: int, stop: int, words: NDArray[np.uint8]) -> tuple[int, int]:
-    """Return which word, or its first three letters, is there, -1 for none, and the position after it."""
-    for word in range(words.shape[0]):
+def _read_word(text: NDArray[np.uint8], first: int, stop: int, code: int) -> tuple[int, int]:
+    """Return the row of the word, or its first three letters, that is there, and the position after it."""
+    for word in range(_CODES[code, 2], _CODES[code, 3] + 1):
         length = 0
-        while length < words.shape[1] and first + length < stop:
-            if words[word, length] == 0 or words[word, length] != text[first + length] | _CASE:
-                break
+        while first + length < stop and _WORDS[word, length] == text[first + length] | _CASE:
             length += 1
-        is_whole = length == words.shape[1] or words[word, length] == 0
-        if length > 0 and is_whole:
+        if _WORDS[word, length] == 0:
             return word, first + length
         if length >= 3:
             return word, first + 3
-    return -1, first
+    return _NO_TIME, first
 
 
 @kernel
@@ -168,8 +175,8 @@ def _read_offset(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, i
 
     They are written as ``Z``, ``UTC``, ``GMT``, ``+HH:MM``, ``+HHMM`` or ``+HH``.
     """
-    word, position = _read_word(text, first, stop, _ZONES)
-    if word >= 0:
+    word, position = _read_word(text, first, stop, _ZONE)
+    if word != _NO_TIME:
         return 0, position
     # Two digits of hours after a sign; minutes may be left out, or follow a colon.
     hours, position = _read_number(text, first + 1, stop, 2)
@@ -186,27 +193,37 @@ def _read_offset(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, i
 
 
 @kernel
+def _read_part(text: NDArray[np.uint8], first: int, stop: int, code: int) -> tuple[int, int]:
+    """Return the value of one code of a format, _NO_TIME where it is none, and the position after it."""
+    if code == _OFFSET or code == _ZONE:
+        value, position = _read_offset(text, first, stop)
+        return (value if code == _OFFSET or value == 0 else _NO_TIME), position
+    fewest, most = _CODES[code, 0], _CODES[code, 1]
+    if most == 0:
+        return _read_word(text, first, stop, code)
+    value, position = _read_number(text, first, stop, most)
+    is_good = position - first >= fewest and _CODES[code, 2] <= value <= _CODES[code, 3]
+    return (value if is_good else _NO_TIME), position
+
+
+@kernel
 def _read_clock(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int]:
     """Return the seconds in ``HH:MM[:SS[.fraction]]``, _NO_TIME for anything else, and the position after."""
-    hour, position = _read_number(text, first, stop, 2)
-    if hour < 0 or hour > 23 or position >= stop or text[position] != _COLON:
+    hour, position = _read_part(text, first, stop, _HOUR)
+    if hour == _NO_TIME or position >= stop or text[position] != _COLON:
         return _NO_TIME, first
-    minute, position = _read_number(text, position + 1, stop, 2)
-    if minute < 0 or minute > 59:
-        return _NO_TIME, first
+    minute, position = _read_part(text, position + 1, stop, _MINUTE)
     second = 0
     if position < stop and text[position] == _COLON:
-        second, position = _read_number(text, position + 1, stop, 2)
-        if second < 0 or second > 59:
-            return _NO_TIME, first
-        # A fraction follows a point, or the comma of ISO 8601.
+        second, position = _read_part(text, position + 1, stop, _SECOND)
+        # A fraction of any length follows a point, or the comma of ISO 8601.
         if position < stop and (text[position] == 46 or text[position] == 44):
-            digit, end = _read_number(text, position + 1, stop, 1)
-            if digit < 0:
+            point = position
+            _, position = _read_number(text, point + 1, stop, stop)
+            if position == point + 1:
                 return _NO_TIME, first
-            position = end
-            while position < stop and _ZERO <= text[position] <= _ZERO + 9:
-                position += 1
+    if minute == _NO_TIME or second == _NO_TIME:
+        return _NO_TIME, first
     return hour * 3600 + minute * 60 + second, position
 
 
@@ -214,14 +231,14 @@ def _read_clock(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, in
 def _read_time(text: NDArray[np.uint8], first: int, stop: int) -> int:
     """Return the seconds since 1970 of one time; _NO_TIME for anything else, see `parse_times`."""
     # The date: its parts are all between dashes, or all between slashes.
-    year, position = _read_number(text, first, stop, 4)
-    if position != first + 4 or position >= stop or (text[position] != _MINUS and text[position] != _SLASH):
+    year, position = _read_part(text, first, stop, _YEAR)
+    if year == _NO_TIME or position >= stop or (text[position] != _MINUS and text[position] != _SLASH):
         return _NO_TIME
     mark = text[position]
-    month, position = _read_number(text, position + 1, stop, 2)
+    month, position = _read_part(text, position + 1, stop, _MONTH)
     if position >= stop or text[position] != mark:
         return _NO_TIME
-    day, position = _read_number(text, position + 1, stop, 2)
+    day, position = _read_part(text, position + 1, stop, _DAY)
     days = _days_of(year, month, day)
     if days == _NO_TIME:
         return _NO_TIME
@@ -245,64 +262,14 @@ def _read_time(text: NDArray[np.uint8], first: int, stop: int) -> int:
         seconds -= east
         has_offset = True
     if position < stop and text[position] == _OPEN and text[stop - 1] == _CLOSE:
-        word, end = _read_word(text, position + 1, stop, _ZONES)
-        if has_offset or (word >= 0 and end == stop - 1):
+        word, end = _read_word(text, position + 1, stop, _ZONE)
+        if has_offset or (word != _NO_TIME and end == stop - 1):
             position = stop
     return seconds if position == stop else _NO_TIME
 
 
-@kernel
-def parse_times(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    seconds: NDArray[np.int64],
-    states: NDArray[np.uint8],
-) -> None:
-    """Read times, ``YYYY-M-D``, perhaps with ``[ T]H:M[:S[.fraction]]`` and an offset from UTC. Exact.
-
-    Args:
-        text: bytes of the fields.
-        starts: (num_fields,).
-        stops: (num_fields,).
-        seconds: (num_fields,) out; since 1970-01-01 00:00 UTC, rounded down, 0 where there is none.
-        states: (num_fields,) out; GOOD, MISSING or BAD.
-    """
-    for i in range(starts.shape[0]):
-        seconds[i] = 0
-        states[i] = MISSING
-        if starts[i] == stops[i]:
-            continue
-        # Bad until read: the state distinguishes a time of 0 from a missing one.
-        found = _read_time(text, starts[i], stops[i])
-        states[i] = BAD
-        if found != _NO_TIME:
-            seconds[i] = found
-            states[i] = GOOD
-
-
-_CODE: Final = 256
-"""Number that the letter of a code is raised by among the steps of a format."""
-_YEAR: Final = ord("Y")
-_SHORT_YEAR: Final = ord("y")
-_MONTH: Final = ord("m")
-_SHORT_MONTH: Final = ord("b")
-_LONG_MONTH: Final = ord("B")
-_DAY: Final = ord("d")
-_HOUR: Final = ord("H")
-_HOUR_OF_HALF: Final = ord("I")
-_HALF: Final = ord("p")
-_MINUTE: Final = ord("M")
-_SECOND: Final = ord("S")
-_FRACTION: Final = ord("f")
-_OFFSET: Final = ord("z")
-_ZONE: Final = ord("Z")
-_SHORT_DAY: Final = ord("a")
-_LONG_DAY: Final = ord("A")
-
-
 def steps_of(format: str) -> NDArray[np.int64]:
-    """Return the steps in which `parse_formatted` reads a format: bytes, and codes of TIME_CODES."""
+    """Return the steps in which `parse_times` reads a format: bytes, and codes of TIME_CODES."""
     text = format.encode()
     steps = []
     position = 0
@@ -315,47 +282,13 @@ def steps_of(format: str) -> NDArray[np.int64]:
 
 
 @kernel
-def _read_part(text: NDArray[np.uint8], first: int, stop: int, code: int) -> tuple[int, int]:
-    """Return the value of one code of a format, _NO_TIME where it is none, and the position after it."""
-    if code == _YEAR:
-        value, position = _read_number(text, first, stop, 4)
-        return (value if position == first + 4 else _NO_TIME), position
-    if code == _SHORT_YEAR:
-        value, position = _read_number(text, first, stop, 2)
-        return (value + (1900 if value > 68 else 2000) if position == first + 2 else _NO_TIME), position
-    if code == _FRACTION:
-        value, position = _read_number(text, first, stop, 9)
-        return (0 if value >= 0 else _NO_TIME), position
-    if code == _SHORT_MONTH or code == _LONG_MONTH:
-        value, position = _read_word(text, first, stop, _MONTHS)
-        return (value + 1 if value >= 0 else _NO_TIME), position
-    if code == _SHORT_DAY or code == _LONG_DAY:
-        value, position = _read_word(text, first, stop, _DAYS)
-        return (value if value >= 0 else _NO_TIME), position
-    if code == _HALF:
-        value, position = _read_word(text, first, stop, _HALVES)
-        return (value if value >= 0 else _NO_TIME), position
-    if code == _OFFSET or code == _ZONE:
-        value, position = _read_offset(text, first, stop)
-        return (value if code == _OFFSET or value == 0 else _NO_TIME), position
-    value, position = _read_number(text, first, stop, 2)
-    most = 59
-    if code == _HOUR:
-        most = 23
-    if code == _HOUR_OF_HALF:
-        most = 12
-    is_none = value < 0 or value > most or (code == _HOUR_OF_HALF and value == 0)
-    return (_NO_TIME if is_none else value), position
-
-
-@kernel
 def _read_formatted(
     text: NDArray[np.uint8], first: int, stop: int, steps: NDArray[np.int64], parts: NDArray[np.int64]
 ) -> int:
     """Return the seconds since 1970 of a time; _NO_TIME where it does not have the format."""
     # The values of codes by their letters: those of 1970-01-01 where a format has none.
     parts[:] = 0
-    parts[_YEAR], parts[_MONTH], parts[_DAY], parts[_HALF] = 1970, 1, 1, -1
+    parts[_YEAR], parts[_MONTH], parts[_DAY] = 1970, 1, 1
     position = first
     for i in range(steps.shape[0]):
         step = steps[i]
@@ -375,9 +308,10 @@ def _read_formatted(
             value, position = _read_part(text, position, stop, code)
             if value == _NO_TIME:
                 return _NO_TIME
-            # The year, the month and the offset each have two ways to be written.
+            # The year and the month each have two ways to be written.
             if code == _SHORT_YEAR:
                 code = _YEAR
+                value += 1900 if value > 68 else 2000
             elif code == _SHORT_MONTH or code == _LONG_MONTH:
                 code = _MONTH
             parts[code] = value
@@ -387,31 +321,38 @@ def _read_formatted(
     # Twelve is the first hour of a half of the day.
     hour = parts[_HOUR]
     if parts[_HOUR_OF_HALF] > 0:
-        hour = parts[_HOUR_OF_HALF] % 12 + (12 if parts[_HALF] == 1 else 0)
+        hour = parts[_HOUR_OF_HALF] % 12 + (12 if parts[_HALF] == _PM else 0)
     return int(days * 86_400 + hour * 3600 + parts[_MINUTE] * 60 + parts[_SECOND] - parts[_OFFSET])
 
 
 @kernel
-def parse_formatted(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    seconds: NDArray[np.int64],
-    states: NDArray[np.uint8],
-) -> None:
-    """Read times of one format, ``steps`` as `steps_of` gives them; other arguments as in `parse_times`.
+def parse_times(spans: Spans, steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Read times of a format, or ``YYYY-M-D[[ T]H:M[:S[.fraction]][offset]]``. Exact.
 
-    Each code takes as many digits as it may have, without a second try: ``%m`` reads two where two follow.
+    Each code of a format takes as many digits as it may have, without a second try: ``%m`` reads two where
+    two follow.
+
+    Args:
+        spans: the fields.
+        steps: those of `steps_of`, none where times have no format.
+
+    Returns:
+        Seconds since 1970-01-01 00:00 UTC, rounded down, 0 where there are none; and states: GOOD, MISSING or
+        BAD.
     """
+    text, starts, stops = spans
+    seconds = np.zeros(starts.shape[0], np.int64)
+    states = np.full(starts.shape[0], BAD, np.uint8)
     parts = np.zeros(128, np.int64)
     for i in range(starts.shape[0]):
-        seconds[i] = 0
-        states[i] = MISSING
         if starts[i] == stops[i]:
+            states[i] = MISSING
             continue
-        found = _read_formatted(text, starts[i], stops[i], steps, parts)
-        states[i] = BAD
+        if steps.shape[0]:
+            found = _read_formatted(text, starts[i], stops[i], steps, parts)
+        else:
+            found = _read_time(text, starts[i], stops[i])
         if found != _NO_TIME:
             seconds[i] = found
             states[i] = GOOD
+    return seconds, states

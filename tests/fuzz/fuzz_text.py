@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotset.pipeline.raw.criteo import MAX_FIELD_BYTES, REASONS, classify_line
+from hotset.pipeline.raw.criteo import MAX_FIELD_BYTES, classify_line
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, parse_lines
 from hotset.pipeline.raw.records import TRAILING, UNCLOSED, WHOLE, Dialect, split_records
-from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, parse_hex8, parse_integers
+from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, Spans, parse_hex8, parse_integers
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
 from hotset.tests.support.naive.naive_fields import Marks, naive_integer, naive_records
 from hotset.workflows.bench.harness import Facts, new_parser, run_script
@@ -176,8 +176,8 @@ def check_lines(
         sample for _, sample in naive if sample is not None
     ]
     for line, (reason, sample) in zip(lines, naive, strict=True):
-        code, *_ = classify_line(memory.put(line), NUM_DENSE, NUM_SPARSE, label)
-        assert REASONS[code] == reason and (reason == "good") == (sample is not None), (line, reason)
+        found, *_ = classify_line(line, NUM_DENSE, NUM_SPARSE, label)
+        assert found == reason and (reason == "good") == (sample is not None), (line, reason)
     return Counter(reason for reason, _ in naive)
 
 
@@ -262,14 +262,11 @@ def _check_numbers(
     fields = [bytes(text[a:b]) for a, b in zip(starts, stops, strict=True)]
     counts: Counter[str] = Counter()
     for kind, naive in (("integer", lambda field: naive_integer(field, -_MOST, _MOST)), ("hex", naive_hex)):
-        values, after_values = guarded((len(fields),), np.uint64, 9)
-        states, after_states = guarded((len(fields),), np.uint8, 9)
-        if kind == "integer":
-            limits = np.uint64(_MOST), np.uint64(_MOST)
-            parse_integers(text, starts, stops, *limits, False, False, values, states)
-        else:
-            parse_hex8(text, starts, stops, values, states)
-        assert (after_values == _GUARD).all() and (after_states == _GUARD).all()
+        spans = Spans(text, starts, stops)
+        limits = np.uint64(_MOST), np.uint64(_MOST)
+        values, states = (
+            parse_integers(spans, *limits, False, False) if kind == "integer" else parse_hex8(spans)
+        )
         wanted = [naive(field) for field in fields]
         assert list(zip(values.tolist(), states.tolist(), strict=True)) == wanted
         counts.update(f"{kind}: {_STATES[state]}" for _, state in wanted)

@@ -22,7 +22,7 @@ from hotset.pipeline.raw.column_values import (
     plain,
     read_column,
 )
-from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING
+from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, Spans
 from hotset.pipeline.raw.text_lists import ListForm, ListSpans
 from hotset.tests.support.logs.text_spans import spans_of
 
@@ -32,25 +32,26 @@ def test_hashes_are_those_of_each_text_alone(rng: np.random.Generator) -> None:
     text = np.frombuffer(b"..".join(texts), np.uint8)
     stops = np.cumsum([len(each) + 2 for each in texts]) - 2
     starts = stops - np.array([len(each) for each in texts])
-    assert hash_text(text, starts, stops)[0].tolist() == [xxhash.xxh3_64_intdigest(each) for each in texts]
+    assert hash_text(Spans(text, starts, stops))[0].tolist() == [
+        xxhash.xxh3_64_intdigest(each) for each in texts
+    ]
 
 
 def test_distinct_texts_are_counted() -> None:
     text = np.frombuffer(b"abaab", np.uint8)
     starts = np.array([0, 1, 2, 0, 3, 0])
-    _, found = hash_text(text, starts, starts + np.array([1, 1, 1, 0, 2, 2]))
+    _, found = hash_text(Spans(text, starts, starts + np.array([1, 1, 1, 0, 2, 2])))
     assert found.texts.to_pylist() == [b"a", b"b", b"", b"ab"] and found.counts.tolist() == [2, 1, 1, 2]
     assert found.hashes.tolist() == [xxhash.xxh3_64_intdigest(each) for each in found.texts.to_pylist()]
 
 
 def test_no_texts_give_no_hashes() -> None:
-    none = np.zeros(0, np.int64)
-    assert hash_text(np.zeros(0, np.uint8), none, none)[0].shape == (0,)
+    assert hash_text(spans_of([]))[0].shape == (0,)
 
 
 def test_the_hash_is_pinned() -> None:
     """Vocabularies are made of it."""
-    found, _ = hash_text(np.frombuffer(b"hotset", np.uint8), np.zeros(1, np.int64), np.full(1, 6))
+    found, _ = hash_text(spans_of(["hotset"]))
     assert found.tolist() == [xxhash.xxh3_64_intdigest(b"hotset", seed=0)]
     assert xxhash.xxh3_64_hexdigest(b"") == "2d06800538d394c2"
 

@@ -21,6 +21,7 @@ from hotset.pipeline.raw.text_fields import (
     GOOD,
     HARD,
     MISSING,
+    Spans,
     join_spans,
     parse_decimals,
     parse_integers,
@@ -63,19 +64,15 @@ def test_integers_are_those_of_python(
     fields += [rng.choice(np.frombuffer(b"01.-9", np.uint8), rng.integers(6)).tobytes() for _ in range(2000)]
     fields += [b"", b" 1", b"1 ", b"9" * 99, *b"- . -.0 +1 1e3 0x1 1.00 1.5 007".split()]
     spans = spans_of(fields)
-    values = np.zeros(len(fields), np.uint64)
-    states = np.zeros(len(fields), np.uint8)
-    fixed = spans.text, spans.starts, spans.stops, np.uint64(below), np.uint64(above)
-    parse_integers(*fixed, are_codes, False, values, states)
+    values, states = parse_integers(spans, np.uint64(below), np.uint64(above), are_codes, False)
     wanted = [naive_integer(field, -below, above, are_codes=are_codes) for field in fields]
     assert list(zip(values.tolist(), states.tolist(), strict=True)) == wanted
 
 
 def test_spans_are_joined() -> None:
-    text = np.frombuffer(b"abcdef", np.uint8)
-    joined = np.empty(5, np.uint8)
-    join_spans(text, np.array([4, 0, 1]), np.array([0, 2, 2, 5]), joined)
-    assert joined.tobytes() == b"efbcd"
+    spans = Spans(np.frombuffer(b"abcdef", np.uint8), np.array([4, 0, 1]), np.array([6, 0, 4]))
+    offsets, joined = join_spans(spans)
+    assert (offsets.tolist(), joined.tobytes()) == ([0, 2, 2, 5], b"efbcd")
 
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -132,14 +129,10 @@ def test_any_text_is_read_or_refused_as_the_grammar_says(numbers: list[bytes], o
 
 def test_short_decimals_need_no_second_look() -> None:
     texts = [b"%d.%02d" % (n, n % 100) for n in range(2000)] + [b"9007199254740992", b"1e22", b"123e-22"]
-    spans = spans_of(texts)
-    values = np.empty(len(texts), np.float64)
-    states = np.empty(len(texts), np.uint8)
-    parse_decimals(spans.text, spans.starts, spans.stops, values, states)
+    values, states = parse_decimals(spans_of(texts))
     assert (states == GOOD).all() and values.tolist() == [float(text) for text in texts]
-    spans = spans_of([b"9007199254740993", b"1e23", b"12345678901234567890123"])
-    parse_decimals(spans.text, spans.starts, spans.stops, values[:3], states[:3])
-    assert (states[:3] == HARD).all()
+    hard = spans_of([b"9007199254740993", b"1e23", b"12345678901234567890123"])
+    assert (parse_decimals(hard)[1] == HARD).all()
 
 
 def test_what_a_float32_cannot_hold_is_bad_where_it_must() -> None:

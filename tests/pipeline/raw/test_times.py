@@ -56,10 +56,7 @@ def naive_feature(kind: str, seconds: int) -> int:
 
 
 def check_texts(texts: list[str]) -> None:
-    spans = spans_of(texts)
-    seconds = np.empty(len(texts), np.int64)
-    states = np.empty(len(texts), np.uint8)
-    parse_times(spans.text, spans.starts, spans.stops, seconds, states)
+    seconds, states = parse_times(spans_of(texts), np.empty(0, np.int64))
     for text, found, state in zip(texts, seconds.tolist(), states.tolist(), strict=True):
         wanted = naive_seconds(text)
         assert state == (MISSING if not text else BAD if wanted is None else GOOD), text

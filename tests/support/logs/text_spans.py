@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hotset.pipeline.raw.text_lists import Spans
+from hotset.pipeline.raw.text_fields import Spans
 
 
 def spans_of(texts: Sequence[str | bytes]) -> Spans:
