@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..errors import FormatError, raise_system_fault
 from ..folders.manifest import FileEntry
-from .parquet_parts import DAMAGE, VALUE_BYTES, BatchPart, ParquetParts, damaged_parquet, open_parquet
+from .parquet_parts import DAMAGE, VALUE_BYTES, ParquetParts, RowsPart, damaged_parquet, open_parquet
 from .part import UnreadPart
 from .raw_file import RawFile
 
@@ -41,7 +41,7 @@ class ArrowParts(ParquetParts):
             for batch in self._joined(rows.batches(self._names)):
                 first_byte = self._file.num_bytes * row // num_rows
                 last_byte = self._file.num_bytes * (row + batch.num_rows) // num_rows
-                yield BatchPart(self._name(row), self, batch, last_byte - first_byte)
+                yield RowsPart(self._name(row), self, batch, last_byte - first_byte)
                 row += batch.num_rows
 
     def _joined(self, batches: Iterable[Any]) -> Iterator[Any]:

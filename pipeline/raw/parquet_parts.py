@@ -1,4 +1,4 @@
-"""A Parquet file or a table in memory as batches of rows.
+"""A Parquet file, or a table in memory, as batches of rows.
 
 Where parts end follows from the footer alone: neighbouring row groups make one part as long as they fit, and
 a worker decodes it. A row group of several parts is streamed, so that memory holds one batch per worker.
@@ -7,7 +7,9 @@ a worker decodes it. A row group of several parts is streamed, so that memory ho
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,62 +22,9 @@ from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema, find_columns
 from .column_values import is_fixed_text, is_list, is_text
-from .part import Part, UnreadPart
+from .part import Part, RawParts, UnreadPart
 from .raw_file import RawFile
 from .tabular import check_types, find_fields, misfit, parse_batch
-
-
-class TableParts:
-    """Runs of rows of an Arrow table.
-
-    Args:
-        table: columns named as in the log, and perhaps others; list-valued features are lists.
-        schema: schema of the log, in any format.
-        rows_of_part: rows that are parsed together.
-
-    Raises:
-        InputError: the table lacks a column, or one is of another type than the schema has.
-    """
-
-    unit = "row"
-    num_header_lines = 0
-    min_line_bytes = 0
-    is_hashed_whole = False
-
-    def __init__(self, table: Any, schema: Schema, *, rows_of_part: int) -> None:
-        self.schema = replace(schema.of_predicted, format="parquet", fields=())
-        names = self.schema.columns(has_label=False)
-        try:
-            find_columns(names, table.schema.names, "the table")
-        except ConfigError as error:
-            raise InputError(str(error), hint=error.hint) from None
-        for name in names:
-            fault = misfit(self.schema, name, table.schema.field(name).type, has_label=False)
-            if fault:
-                raise InputError(f"the table: {fault}")
-        self._table = table.select(list(names))
-        self._rows_of_part = rows_of_part
-
-    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[_RowsPart]:
-        """Yield the parts in order."""
-        for number, batch in enumerate(self._table.to_batches(max_chunksize=self._rows_of_part)):
-            yield _RowsPart(f"rows{number:07}", self.schema, batch)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowsPart:
-    """Some rows of the table."""
-
-    name: str
-    schema: Schema
-    batch: Any
-
-    def read(self) -> Part:
-        return parse_batch(self.batch, self.schema, has_label=False)
-
-    def checksum(self) -> None:
-        """Return nothing: a table in memory has no checksum."""
-
 
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """Errors that pyarrow raises for a file that is damaged or not Parquet."""
@@ -88,6 +37,8 @@ _SHORT_TEXT_BYTES = 64
 """Average length from which on the texts of a column count with all of their bytes."""
 _MOST_NUMBERED_BYTES = 16 << 20
 """Texts of a row group that are numbered; most writers number 1 MB."""
+_MOST_DECODED = 4
+"""Bytes of a part's values for each one that they count in a block, above which texts are numbered."""
 _FEW_GROUPS = 16
 """Row groups up to which each stays a part, as it always was; more would cost more than their rows."""
 
@@ -124,7 +75,7 @@ def damaged_parquet(file: RawFile, error: Exception) -> InputError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class RowRun:
     """Neighbouring row groups that are read together."""
 
     groups: range
@@ -132,14 +83,77 @@ class _Run:
     num_rows: int
     rows_of_part: int
     """Rows that a part has; at least ``num_rows`` where the run is one part."""
+    most_text_bytes: int = 0
+    """Bytes that texts take at most, if each row has its own."""
+    pieces: tuple[range, ...] = ()
+    """Those of many row groups whose texts fit in a block, if each row has its own."""
 
 
-class ParquetParts:
+@dataclass(frozen=True, slots=True)
+class RowsPart:
+    """Some rows of a file or table."""
+
+    name: str
+    parts: Any
+    """The parts of the file or table."""
+    rows: Any
+    """A batch that is decoded but not parsed, a RowRun, or None where the rows are finished."""
+    raw_bytes: int = 0
+    """Bytes of the file that count as theirs."""
+
+    def read(self) -> Part | None:
+        """Decode and parse the rows; None where they are finished."""
+        if self.rows is None:
+            return None
+        batch = self.parts.decode(self.rows) if isinstance(self.rows, RowRun) else self.rows
+        part: Part = self.parts.parse(batch)
+        return replace(part, num_raw_bytes=self.raw_bytes)
+
+    def checksum(self) -> None:
+        """Return nothing: a file is hashed whole, and a table is in memory."""
+
+
+class TableParts(RawParts):
+    """Runs of rows of an Arrow table.
+
+    Args:
+        table: columns named as in the log, and perhaps others; list-valued features are lists.
+        schema: schema of the log, in any format.
+        rows_of_part: rows that are parsed together.
+
+    Raises:
+        InputError: the table lacks a column, or one is of another type than the schema has.
+    """
+
+    unit = "row"
+
+    def __init__(self, table: Any, schema: Schema, *, rows_of_part: int) -> None:
+        self.schema = replace(schema.of_predicted, format="parquet", fields=())
+        names = self.schema.columns(has_label=False)
+        try:
+            find_columns(names, table.schema.names, "the table")
+        except ConfigError as error:
+            raise InputError(str(error), hint=error.hint) from None
+        self._table = table.select(list(names))
+        fault = misfit(self.schema, self._table.schema, has_label=False)
+        if fault:
+            raise InputError(f"the table: {fault}")
+        self._rows_of_part = rows_of_part
+
+    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[RowsPart]:
+        """Yield the parts in order."""
+        for number, batch in enumerate(self._table.to_batches(max_chunksize=self._rows_of_part)):
+            yield RowsPart(f"rows{number:07}", self, batch)
+
+    def parse(self, batch: Any) -> Part:
+        """Parse some rows."""
+        return parse_batch(batch, self.schema, has_label=False)
+
+
+class ParquetParts(RawParts):
     """Rows of a Parquet file: several row groups in a part, or one in several."""
 
     unit = "row"
-    num_header_lines = 0
-    min_line_bytes = 0
     is_hashed_whole = True
 
     def __init__(
@@ -150,6 +164,8 @@ class ParquetParts:
         self._schema = schema
         self._block_bytes = block_bytes
         self._has_label = has_label
+        self._footer: Any = None
+        self._numbered: list[str] = []
         self._constants: dict[str, str] = {}
         self._names = schema.columns(has_label=has_label)
         fields = self._fields()
@@ -190,33 +206,40 @@ class ParquetParts:
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each part; those that are finished are not read again."""
+        opened = copy(self)  # whose metadata is kept as long as its parts are
         with open_parquet(self._file) as parquet:
-            footer = parquet.metadata
-            opening = _Opening(self._texts_by_number(parquet.schema_arrow, footer), footer)
-        for run in self._runs(footer):
+            opened._footer = parquet.metadata
+            opened._numbered = self._texts_by_number(parquet.schema_arrow, parquet.metadata)
+        yield from opened._iterate(finished)
+
+    def _iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
+        for run in self._runs(self._footer):
             names = self._finished_names(run.first_row, run.first_row + run.num_rows, finished)
             if names:
-                yield from (_FinishedPart(name) for name in names)
-                continue
-            row = run.first_row
-            if run.num_rows <= run.rows_of_part and self._names:
-                num_bytes = self._raw_bytes(row, run.num_rows, footer)
-                yield self._checked(_GroupsPart(self._name(row), self, run, opening, num_bytes), finished)
-                continue
-            for batch in self._cut(self._batches(run, opening)):
-                num_bytes = self._raw_bytes(row, batch.num_rows, footer)
-                yield self._checked(BatchPart(self._name(row), self, batch, num_bytes), finished)
-                row += batch.num_rows
+                yield from (RowsPart(name, self, None) for name in names)
+            elif run.num_rows <= run.rows_of_part and self._names:
+                yield self._part(run, run.first_row, run.num_rows, finished)
+            else:
+                row = run.first_row
+                batches = self._batches(run.groups, run.rows_of_part, self._numbered)
+                for batch in self._cut(batches):
+                    yield self._part(batch, row, batch.num_rows, finished)
+                    row += batch.num_rows
 
-    def _runs(self, footer: Any) -> list[_Run]:
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what other processes need: they read the metadata of the file again."""
+        return self.__dict__ | {"_footer": None}
+
+    def _runs(self, footer: Any) -> list[RowRun]:
         """Return the row groups by those that are read together."""
-        fitting: list[list[_Run]] = []
+        fitting: list[list[RowRun]] = []
         chunks = self._chunks(footer)
         row = 0
         filled = 0.0
         for number in range(footer.num_row_groups):
             group = footer.row_group(number)
-            run = _Run(range(number, number + 1), row, group.num_rows, self._rows_of_part(group, chunks))
+            sizes = self._rows_of_part(group, *chunks)
+            run = RowRun(range(number, number + 1), row, group.num_rows, *sizes)
             # As shares of a part: a group joins those before it while they fit in one with it.
             filled += run.num_rows / run.rows_of_part
             if not fitting or filled > 1 or not self._can_join:
@@ -226,27 +249,35 @@ class ParquetParts:
             row += run.num_rows
         runs = []
         for alone in fitting:
-            groups = range(alone[0].groups.start, alone[-1].groups.stop)
-            num_rows = sum(run.num_rows for run in alone)
-            joined = _Run(groups, alone[0].first_row, num_rows, num_rows)
-            runs += [joined] if len(alone) > _FEW_GROUPS else alone
+            runs += [self._as_part(alone)] if len(alone) > _FEW_GROUPS else alone
         return [run for run in runs if run.num_rows]
 
-    def _checked(self, part: _RowsOfFile, finished: Mapping[str, FileEntry]) -> UnreadPart:
+    def _as_part(self, alone: Sequence[RowRun]) -> RowRun:
+        """Return neighbouring row groups as one part."""
+        firsts = [alone[0].groups.start]
+        num_bytes = 0
+        for run in alone:
+            num_bytes += run.most_text_bytes
+            if num_bytes > self._block_bytes and run.groups.start > firsts[-1]:
+                firsts.append(run.groups.start)
+                num_bytes = run.most_text_bytes
+        pieces = tuple(range(*ends) for ends in pairwise([*firsts, alone[-1].groups.stop]))
+        num_rows = sum(run.num_rows for run in alone)
+        groups = range(firsts[0], alone[-1].groups.stop)
+        return RowRun(groups, alone[0].first_row, num_rows, num_rows, pieces=pieces)
+
+    def _part(self, rows: Any, row: int, num_rows: int, finished: Mapping[str, FileEntry]) -> RowsPart:
         """Return a part; raises ManifestError where another number of its rows is finished."""
-        entry = finished.get(part.name)
-        if entry is not None and entry.read_facts(ColumnsFacts).num_lines != part.num_rows:
+        name = self._name(row)
+        if name in finished and finished[name].read_facts(ColumnsFacts).num_lines != num_rows:
             raise ManifestError(
-                f"{part.name} has other rows of {self._file.path} than this version of hotset reads together",
+                f"{name} has other rows of {self._file.path} than this version of hotset reads together",
                 hint="--redo ingest reads the log from its start",
             )
-        return part
-
-    def _raw_bytes(self, row: int, num_rows: int, footer: Any) -> int:
-        """Return the bytes of rows: those of the file are shared out by rows, so that they add up to them."""
-        of_file = max(1, footer.num_rows)
-        stop = self._file.num_bytes * (row + num_rows) // of_file
-        return int(stop - self._file.num_bytes * row // of_file)
+        # The bytes of the file are shared out by rows, so that they add up to them.
+        of_file = max(1, self._footer.num_rows)
+        start, stop = (self._file.num_bytes * each // of_file for each in (row, row + num_rows))
+        return RowsPart(name, self, rows, stop - start)
 
     def parse(self, batch: Any) -> Part:
         """Parse a batch, checked first: a damaged file may decode to offsets that point nowhere."""
@@ -256,9 +287,16 @@ class ParquetParts:
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
 
-    def decode(self, run: _Run, opening: _Opening) -> Any:
+    def decode(self, run: RowRun) -> Any:
         """Return the rows of a run that is one part."""
-        batches = list(self._batches(run, opening))
+        # Numbers of texts cost more than texts where a row group has few rows: only many bytes are numbered.
+        batches: list[Any] = []
+        for groups in run.pieces:
+            batches += self._batches(groups, run.num_rows, ())
+            if sum(batch.nbytes for batch in batches) > _MOST_DECODED * self._block_bytes:
+                batches = []
+                break
+        batches = batches or list(self._batches(run.groups, run.rows_of_part, self._numbered))
         num_rows = sum(batch.num_rows for batch in batches)
         if num_rows != run.num_rows:
             raise damaged_parquet(self._file, OSError(f"{num_rows} rows, want {run.num_rows}"))
@@ -266,16 +304,15 @@ class ParquetParts:
         try:
             for batch in batches if len(batches) > 1 else ():
                 batch.validate(full=True)
-            batch = pa.concat_batches(batches)
+            return pa.concat_batches(batches)
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
-        return batch
 
-    def _batches(self, run: _Run, opening: _Opening) -> Iterator[Any]:
-        ways = {"row_groups": list(run.groups), "columns": list(self._names), "use_threads": False}
-        with opening.open(self._file) as parquet:
+    def _batches(self, groups: range, num_rows: int, numbered: Sequence[str]) -> Iterator[Any]:
+        ways = {"row_groups": list(groups), "columns": list(self._names), "use_threads": False}
+        with open_parquet(self._file, numbered, self._footer) as parquet:
             try:
-                yield from parquet.iter_batches(run.rows_of_part, **ways)
+                yield from parquet.iter_batches(num_rows, **ways)
             except DAMAGE as error:
                 raise damaged_parquet(self._file, error) from error
 
@@ -299,28 +336,40 @@ class ParquetParts:
                 yield batch.slice(first, stop - first)
                 first = stop
 
-    def _chunks(self, footer: Any) -> list[tuple[int, str]]:
-        """Return the numbers of the chunks that are read of each row group, and their columns."""
-        found = []
+    def _chunks(self, footer: Any) -> tuple[int, list[tuple[int, bool, bool]]]:
+        """Return how many chunks of a row group have one short value a row, and of those of lists and texts,
+        the only ones that are looked at, the number and whether they are of lists and of texts."""
+        num_plain = 0
+        others = []
         for number in range(len(footer.schema)):
-            path = footer.schema.column(number).path
-            column = next((each for each in self._names if _is_of(path, each)), None)
-            if column is not None:
-                found.append((number, column))
-        return found
+            chunk = footer.schema.column(number)
+            column = next((each for each in self._names if _is_of(chunk.path, each)), None)
+            is_listed, has_texts = column in self._lists, chunk.physical_type in _TEXTS
+            if is_listed or (has_texts and column is not None):
+                others.append((number, is_listed, has_texts))
+            else:
+                num_plain += column is not None
+        return num_plain, others
 
-    def _rows_of_part(self, group: Any, chunks: Sequence[tuple[int, str]]) -> int:
-        """Return how many rows have ``block_bytes`` of values, with lists and texts of average length."""
-        num_bytes = 0.0
-        for number, column in chunks:
+    def _rows_of_part(
+        self, group: Any, num_plain: int, others: Sequence[tuple[int, bool, bool]]
+    ) -> tuple[int, int]:
+        """Return how many rows have ``block_bytes`` of values, with lists and texts of average length, and
+        the bytes that texts of the row group take at most."""
+        num_bytes = float(group.num_rows * num_plain * VALUE_BYTES)
+        most_text_bytes = 0
+        for number, is_listed, has_texts in others:
             chunk = group.column(number)
-            num_values = chunk.num_values if column in self._lists else group.num_rows
+            num_values = chunk.num_values
             # The footer has the bytes of the values as they are encoded, without compression.
-            value_bytes = chunk.total_uncompressed_size / max(chunk.num_values, 1)
-            is_long = value_bytes > _SHORT_TEXT_BYTES and chunk.physical_type in _TEXTS
-            num_bytes += num_values * (value_bytes if is_long else VALUE_BYTES)
+            value_bytes = chunk.total_uncompressed_size / max(num_values, 1)
+            most_text_bytes += num_values * chunk.total_uncompressed_size if has_texts else 0
+            is_long = has_texts and value_bytes > _SHORT_TEXT_BYTES
+            num_bytes += (num_values if is_listed else group.num_rows) * (
+                value_bytes if is_long else VALUE_BYTES
+            )
         row_bytes = num_bytes / max(group.num_rows, 1)
-        return max(1, int(self._block_bytes / max(row_bytes, VALUE_BYTES)))
+        return max(1, int(self._block_bytes / max(row_bytes, VALUE_BYTES))), most_text_bytes
 
     def _name(self, row: int) -> str:
         return f"file{self._number:04}-row{row:012}.arrow"
@@ -354,78 +403,3 @@ def _is_numbered(chunk: Any) -> bool:
 def _is_of(path: str, column: str) -> bool:
     """Return whether a chunk is of a column; that of a list has more names behind it."""
     return path == column or path.startswith(f"{column}.")
-
-
-class _Opening:
-    """How a file is opened: with its metadata, which other processes read again."""
-
-    def __init__(self, numbered: Sequence[str], metadata: Any = None) -> None:
-        self._numbered = numbered
-        self._metadata = metadata
-
-    def open(self, file: RawFile) -> Any:
-        return open_parquet(file, self._numbered, self._metadata)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Opening, (self._numbered,)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPart:
-    """Some rows of a file, decoded but not parsed."""
-
-    name: str
-    parts: ParquetParts
-    batch: Any
-    raw_bytes: int
-    """Bytes of the file that count as theirs."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the part."""
-        return int(self.batch.num_rows)
-
-    def read(self) -> Part:
-        return replace(self.parts.parse(self.batch), num_raw_bytes=self.raw_bytes)
-
-    def checksum(self) -> None:
-        """Return nothing: the file is hashed whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupsPart:
-    """Row groups that are not read yet."""
-
-    name: str
-    parts: ParquetParts
-    run: _Run
-    opening: _Opening
-    raw_bytes: int
-
-    @property
-    def num_rows(self) -> int:
-        return self.run.num_rows
-
-    def read(self) -> Part:
-        return BatchPart(
-            self.name, self.parts, self.parts.decode(self.run, self.opening), self.raw_bytes
-        ).read()
-
-    def checksum(self) -> None:
-        """Return nothing: the file is hashed whole."""
-
-
-_RowsOfFile = BatchPart | _GroupsPart
-
-
-@dataclass(frozen=True, slots=True)
-class _FinishedPart:
-    """Rows whose file is in the folder already."""
-
-    name: str
-
-    def read(self) -> None:
-        """Read nothing."""
-
-    def checksum(self) -> None:
-        """Return nothing: the file is hashed whole."""

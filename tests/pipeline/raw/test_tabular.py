@@ -515,10 +515,13 @@ def small_groups(
     return naive_columns(Log(kinds, rows))
 
 
+@pytest.mark.parametrize("most_decoded", [0, 4])
 @pytest.mark.parametrize(("block_bytes", "num_parts"), [(1 << 20, 1), (8000, 4)])
 def test_neighbouring_small_row_groups_make_one_part(
-    tmp_path: Path, block_bytes: int, num_parts: int
+    tmp_path: Path, block_bytes: int, num_parts: int, most_decoded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Their texts are numbered only where they would take too much memory."""
+    monkeypatch.setattr(parquet_parts, "_MOST_DECODED", most_decoded)
     wanted = small_groups(tmp_path / "log", 900, 3)
     config = IngestConfig(schema=SMALL_GROUPS, block_bytes=ByteSize(block_bytes))
     columns = ingest([tmp_path / "log"], config, tmp_path / "one", Resources(workers=1))
