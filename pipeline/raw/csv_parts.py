@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from .part import (
     bytes_of_mark,
     iterate_blocks,
     iterate_pieces,
+    shown_bytes,
 )
 from .raw_file import RawFile
 from .records import (
@@ -42,8 +43,8 @@ from .records import (
     find_records,
 )
 from .same_log import block_name
-from .tabular import find_fields, parse_records, shown_bytes
-from .text_parts import TextPart
+from .tabular import find_fields, parse_records
+from .text_parts import TextPart, TextParts
 
 SEPARATORS = (",", "\t", ";", "|")
 """Usual separators of fields."""
@@ -131,22 +132,50 @@ def read_header(file: RawFile, schema: Schema) -> Header:
     return Header(schema.fields, position, num_lines)
 
 
-@dataclass
-class TextRecords:
-    """The records of a text, in blocks.
+class CsvParts(TextParts):
+    """Blocks of the records of a text.
+
+    Args:
+        file: the text.
+        number: its position in the log.
+        schema: its marks, and the columns that are read.
+        block_bytes: of lines that a block has.
+        has_label: lines have a label, if the schema names one.
+        names: other columns to read.
 
     Raises:
-        InputError: the file cannot be read, or a quote in its header is not closed.
+        InputError: the file cannot be read, lacks a column, or a quote in its header is not closed.
     """
 
-    file: RawFile
-    schema: Schema
-    block_bytes: int
-    header: Header = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.dialect = dialect_of(self.schema)
-        self.header = read_header(self.file, self.schema)
+    def __init__(
+        self,
+        file: RawFile,
+        number: int,
+        schema: Schema,
+        *,
+        block_bytes: int,
+        has_label: bool,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        if file.read_start(2) in UTF_16_MARKS and schema.encoding == UTF_8:
+            raise FormatError(f"{file.path} is text in UTF-16", hint='its schema needs encoding = "utf-16"')
+        super().__init__(file, number, schema, block_bytes=block_bytes, has_label=has_label)
+        self._dialect = dialect_of(schema)
+        self._header = read_header(file, schema)
+        self.num_header_lines = self._header.num_lines
+        # The bytes of a text that is decoded say little of those of its file, nor do blocks of the one.
+        self.is_hashed_whole = schema.encoding != UTF_8
+        # A log without labels lacks their fields, though the schema lists them, and so are partitions.
+        absent = (*(() if has_label else schema.label_columns), *file.partitions) if schema.fields else ()
+        self._fields = tuple(name for name in self._header.fields if name not in absent)
+        self.min_line_bytes = 0 if self.is_hashed_whole else max(1, len(self._fields))
+        wanted = schema.columns(has_label=has_label) if names is None else names
+        lacking = [name for name in wanted if name in file.partitions and name not in self._fields]
+        self._constants = {name: file.partitions[name] for name in lacking if names is None}
+        wanted = [name for name in wanted if name not in self._constants]
+        self._columns = np.full(len(self._fields), -1, np.int64)
+        if self._fields:
+            self._columns[find_fields(wanted, self._fields, file)] = np.arange(len(wanted))
 
     def blocks(self) -> Iterator[tuple[PlainBlock | Block, int]]:
         """Yield each block, with the lines after it that its last record goes on in.
@@ -154,11 +183,11 @@ class TextRecords:
         Next to it are the bytes at its beginning, after the header, that go on with an earlier record. Where
         a quote is wrong the blocks end with that of its record: what follows could be in quotes or not.
         """
-        blocks = self.unread_blocks()
-        if self.dialect.quote < 0:
+        blocks = self._unread_blocks()
+        if self._dialect.quote < 0:
             yield from ((block, 0) for block in blocks)
             return
-        cuts = RecordCuts(self.dialect)
+        cuts = RecordCuts(self._dialect)
         waiting: deque[tuple[PlainBlock | Block, int]] = deque()  # the first has a record that is open
         more: list[NDArray[np.uint8]] = []  # lines of this record in blocks after it
         for block, pieces in self._with_pieces(blocks):
@@ -194,31 +223,79 @@ class TextRecords:
             pieces = iterate_pieces(self.file, self.block_bytes) if pieces is None else pieces
             yield block, next(pieces)
 
-    def unread_blocks(self) -> Iterator[PlainBlock | Block]:
-        """Yield each block of lines as it is."""
+    def _unread_blocks(self) -> Iterator[PlainBlock | Block]:
         return iterate_blocks(
             self.file, self.block_bytes, in_thread_buffer=True, encoding=self.schema.encoding
         )
 
-    def find(self, text: NDArray[np.uint8], first: int, num_bytes: int, most: int | None = None) -> Records:
-        """Find the records of a text, which is left as it is, without their fields."""
-        return find_records(text, first, num_bytes, self.dialect, NO_COLUMNS, most)
+    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[TextPart]:
+        """Yield a part for each block of lines; one that is finished is read where it may end in quotes."""
+        for number, (block, head) in enumerate(self.blocks()):
+            yield TextPart(block_name(self.number, number), self, block, head)
+
+    def sample(self, step: int) -> Iterator[TextPart]:
+        """Yield every ``step``-th part; a plain file is not read between them."""
+        if step == 1:
+            yield from self.iterate({})
+            return
+        for number, block in enumerate(self._unread_blocks()):
+            if number % step == 0:
+                yield TextPart(block_name(self.number, number), self, block, None)
+
+    def share_of(self, columns: Container[str]) -> float:
+        """Return the share of the bytes of the first block that some columns have."""
+        block, head = next(((unread.read(), head) for unread, head in self.blocks()), (None, 0))
+        if block is None or not block.num_bytes:
+            return 0.0
+        is_one = np.array([name in columns for name in self._fields], np.bool_)
+        found = self.split(block, head, np.where(is_one, np.cumsum(is_one) - 1, -1))
+        return int((found.stops - found.starts).sum()) / block.num_bytes
+
+    def split(self, block: Block, head: int, columns: NDArray[np.int64] | None = None) -> Records:
+        """Split the records of a block, whose text is changed; those columns that are read, or others."""
+        begin = self.header_bytes(block)
+        columns = self._columns if columns is None else columns
+        found = find_records(block.text, begin + head, block.num_bytes, self._dialect, columns)
+        above = int(count_newlines(block.text[begin : begin + head]))
+        return found if not above else replace(found, lines=found.lines + above, line=found.line + above)
+
+    def parse(self, block: Block, context: int | None) -> Part:
+        """Parse the records of a block; without its ``head``, it stands alone."""
+        block, head = self._whole_records(block) if context is None else (block, context)
+        found = self.split(block, head)
+        wrong_quote = None
+        if found.status in (UNCLOSED, TRAILING):
+            wrong_quote = quote_fault(block.text, block.num_bytes, found, self._fields, self.schema)
+        return parse_records(
+            block,
+            found,
+            self.schema,
+            self._fields,
+            has_label=self.has_label,
+            wrong_quote=wrong_quote,
+            constants=self._constants,
+        )
 
     def header_bytes(self, block: Block) -> int:
         """Return how many bytes of a block are above the first row."""
-        return min(max(self.header.num_bytes - block.start, 0), block.num_bytes)
+        return min(max(self._header.num_bytes - block.start, 0), block.num_bytes)
 
-    def wrong_quote(self, block: Block, found: Records, fields: Sequence[str]) -> Fault | None:
-        """Describe the quote at which splitting ended; None where none is wrong."""
-        is_wrong = found.status in (UNCLOSED, TRAILING)
-        return quote_fault(block.text, block.num_bytes, found, fields, self.schema) if is_wrong else None
-
-    def split(self, block: Block, head: int, columns: NDArray[np.int64]) -> Records:
-        """Split the records of a block, whose text is changed; arguments as in `find_records`."""
+    def _whole_records(self, block: Block) -> tuple[Block, int]:
+        """Return a block that begins and ends anywhere up to its last whole record, and the bytes before its
+        first one: where it begins in quotes is guessed, by the number of fields that its records have."""
         begin = self.header_bytes(block)
-        found = find_records(block.text, begin + head, block.num_bytes, self.dialect, columns)
-        above = int(count_newlines(block.text[begin : begin + head]))
-        return found if not above else replace(found, lines=found.lines + above, line=found.line + above)
+        quoted = np.concatenate([[np.uint8(self._dialect.quote & 0xFF)], block.text[begin:]])
+        num_quoted = block.num_bytes - begin + 1
+        found = find_records(block.text, begin, block.num_bytes, self._dialect, NO_COLUMNS)
+        inside = find_records(quoted, 0, num_quoted, self._dialect, NO_COLUMNS)
+        head, end = 0, found.end
+        if self._num_whole(inside) > self._num_whole(found) and not begin:
+            head = find_records(quoted, 0, num_quoted, self._dialect, NO_COLUMNS, most=1).end - 1
+            found, end = inside, inside.end - 1
+        return (block if found.status != UNCLOSED else replace(block, num_bytes=end)), head
+
+    def _num_whole(self, found: Records) -> int:
+        return int(np.count_nonzero(found.num_fields == len(self._fields)))
 
 
 def _completed(
@@ -229,106 +306,3 @@ def _completed(
         block, head = waiting.popleft()
         yield block.extended(np.concatenate([np.empty(0, np.uint8), *more])), head
         more.clear()
-
-
-class CsvParts:
-    """Blocks of the records of a CSV log."""
-
-    unit = "line"
-
-    def __init__(
-        self, file: RawFile, number: int, schema: Schema, *, block_bytes: int, has_label: bool
-    ) -> None:
-        if file.read_start(2) in UTF_16_MARKS and schema.encoding == UTF_8:
-            raise FormatError(f"{file.path} is text in UTF-16", hint='its schema needs encoding = "utf-16"')
-        self._number = number
-        self._schema = schema
-        self._has_label = has_label
-        self._records = TextRecords(file, schema, block_bytes)
-        self._constants: dict[str, str] = {}
-        self._fields = self._names(file)
-        self._columns = self._find_columns(file)
-        self.num_header_lines = self._records.header.num_lines
-        # The bytes of a text that is decoded say little of those of its file, nor do blocks of the one.
-        self.is_hashed_whole = schema.encoding != UTF_8
-        self.min_line_bytes = 0 if self.is_hashed_whole else max(1, len(self._fields))
-
-    def _names(self, file: RawFile) -> tuple[str, ...]:
-        """Return the names of the fields of a line."""
-        # A log without labels lacks their fields, though the schema lists them, and so are partitions.
-        names = self._records.header.fields
-        if not self._schema.fields:
-            return names
-        labels = () if self._has_label else self._schema.label_columns
-        return tuple(name for name in names if name not in (*labels, *file.partitions))
-
-    def _find_columns(self, file: RawFile) -> NDArray[np.int64]:
-        """Return for each field of a line its position among the columns that are read, or -1."""
-        wanted = self._schema.columns(has_label=self._has_label)
-        lacking = [name for name in wanted if name in file.partitions and name not in self._fields]
-        self._constants = {name: file.partitions[name] for name in lacking}
-        wanted = tuple(name for name in wanted if name not in lacking)
-        columns = np.full(len(self._fields), -1, np.int64)
-        if self._fields:
-            columns[find_fields(wanted, self._fields, file)] = np.arange(len(wanted))
-        return columns
-
-    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[TextPart]:
-        """Yield a part for each block of lines; one that is finished is read where it may end in quotes."""
-        for number, (block, head) in enumerate(self._records.blocks()):
-            yield TextPart(block_name(self._number, number), self, block, head)
-
-    def share_of(self, columns: Container[str]) -> float:
-        """Return the share of the bytes of the first block that some columns have."""
-        block, head = next(((unread.read(), head) for unread, head in self._records.blocks()), (None, 0))
-        if block is None or not block.num_bytes:
-            return 0.0
-        is_one = np.array([name in columns for name in self._fields], np.bool_)
-        found = self._records.split(block, head, np.where(is_one, np.cumsum(is_one) - 1, -1))
-        return int((found.stops - found.starts).sum()) / block.num_bytes
-
-    def sample(self, step: int) -> Iterator[TextPart]:
-        """Yield every ``step``-th part; a plain file is not read between them."""
-        if step == 1:
-            yield from self.iterate({})
-            return
-        for number, block in enumerate(self._records.unread_blocks()):
-            if number % step == 0:
-                yield TextPart(block_name(self._number, number), self, block, is_sampled=True)
-
-    def parse(self, block: Block, part: TextPart) -> Part:
-        """Parse the records of a block."""
-        records = self._records.split(block, part.head, self._columns)
-        return parse_records(
-            block,
-            records,
-            self._schema,
-            self._fields,
-            has_label=self._has_label,
-            wrong_quote=self._records.wrong_quote(block, records, self._fields),
-            constants=self._constants,
-        )
-
-    def header_bytes(self, block: Block) -> int:
-        """Return how many bytes of a block are above the first row."""
-        return self._records.header_bytes(block)
-
-    def whole_records(self, block: Block) -> tuple[Block, int]:
-        """Return a block that begins and ends anywhere up to its last whole record, and the bytes before its
-        first one: where it begins in quotes is guessed, by the number of fields that its records have."""
-        begin = self.header_bytes(block)
-        quoted = np.concatenate([[np.uint8(self._records.dialect.quote & 0xFF)], block.text[begin:]])
-        outside = self._records.find(block.text, begin, block.num_bytes)
-        inside = self._records.find(quoted, 0, block.num_bytes - begin + 1)
-        if self._num_whole(inside) <= self._num_whole(outside) or begin:
-            found, head = outside, 0
-        else:
-            found = inside
-            head = self._records.find(quoted, 0, block.num_bytes - begin + 1, most=1).end - 1
-        end = block.num_bytes
-        if found.status == UNCLOSED:
-            end = found.end if found is outside else found.end - 1 + begin
-        return replace(block, num_bytes=end), head
-
-    def _num_whole(self, found: Records) -> int:
-        return int(np.count_nonzero(found.num_fields == len(self._fields)))

@@ -22,7 +22,7 @@ from .column_values import FLOATS, is_list
 from .part import MAX_LINE_BYTES, Block, Part, iterate_blocks
 from .raw_file import RawFile
 from .tabular import check_types, columns_of, find_fields, parse_batch
-from .text_parts import CriteoParts, TextPart
+from .text_parts import TextParts
 
 _ROWS_OF_LOOK = 10_000
 _TEXT = pa.string()
@@ -192,11 +192,11 @@ def batches_of(file: RawFile, names: Sequence[str]) -> Iterator[Any]:
 
 
 @dataclass
-class JsonParts(CriteoParts):
+class JsonParts(TextParts):
     """Blocks of JSON Lines."""
 
-    unit: str = "row"
-    min_line_bytes: int = 2
+    unit = "row"
+    min_line_bytes = 2
 
     def __post_init__(self) -> None:
         partitions = self.file.partitions
@@ -212,7 +212,7 @@ class JsonParts(CriteoParts):
         self._fields = types_of(found, self.schema, names, has_label=self.has_label)
         check_types(self.file, self.schema, self._fields, has_label=self.has_label)
 
-    def parse(self, block: Block, part: TextPart) -> Part:
+    def parse(self, block: Block, context: int | None) -> Part:
         """Parse the lines of a block."""
         batch, is_damaged = read_lines(block.lines, self._fields)
         settings: dict[str, Any] = {"has_label": self.has_label, "constants": self._constants}

@@ -7,19 +7,19 @@ UTF-8; columns of Parquet keep their types.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..errors import ConfigError, InputError
 from ..schema.schema import Schema, refuse_twice
-from .csv_parts import TextRecords
+from .column_values import array_of
+from .csv_parts import CsvParts
 from .log_parts import COLUMNAR, as_read
-from .part import Block
 from .raw_file import RawFile
 from .tabular import find_fields
+from .text_fields import Spans
 
 
 def kept_columns(
@@ -47,14 +47,9 @@ def kept_columns(
         with open_rows(file, form) as rows:
             find_fields(names, rows.fields.names, file)
         return _batches(file, form, names)
-    records = TextRecords(file, schema, block_bytes)
-    has_names = schema.format == "csv" and not schema.fields
-    fields = records.header.fields if has_names else schema.fields or schema.columns(has_label=True)
-    if not has_label and not has_names:
-        fields = tuple(name for name in fields if name not in schema.label_columns)
-    columns = np.full(len(fields), -1, np.int64)
-    columns[find_fields(names, fields, file)] = np.arange(len(names))
-    return _texts(records, names, columns)
+    if schema.format != "csv" and not schema.fields:
+        schema = replace(schema, fields=schema.columns(has_label=True))
+    return _texts(CsvParts(file, 0, schema, block_bytes=block_bytes, has_label=has_label, names=names), names)
 
 
 def _batches(file: RawFile, form: str, names: Sequence[str]) -> Iterator[Any]:
@@ -64,29 +59,20 @@ def _batches(file: RawFile, form: str, names: Sequence[str]) -> Iterator[Any]:
         yield from rows.batches(names)
 
 
-def _texts(records: TextRecords, names: Sequence[str], columns: NDArray[np.int64]) -> Iterator[Any]:
-    for unread, head in records.blocks():
+def _texts(parts: CsvParts, names: Sequence[str]) -> Iterator[Any]:
+    for unread, head in parts.blocks():
         block = unread.read()
-        found = records.split(block, head, columns)
-        ends = zip(names, found.starts, found.stops, strict=True)
-        yield pa.record_batch(
-            [_text_of(records.file, name, block, *each) for name, *each in ends], names=list(names)
-        )
-
-
-def _text_of(
-    file: RawFile, name: str, block: Block, starts: NDArray[np.int64], stops: NDArray[np.int64]
-) -> Any:
-    """Copy the fields of one column, one after another."""
-    lengths = stops - starts
-    offsets = np.zeros(lengths.shape[0] + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    data = block.text[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])]
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    try:
-        return pa.Array.from_buffers(pa.binary(), lengths.shape[0], buffers).cast(pa.string())
-    except pa.ArrowInvalid as error:
-        raise InputError(f"{file.path}: column {name!r} is not UTF-8, so --keep cannot copy it") from error
+        found = parts.split(block, head)
+        arrays = []
+        for name, starts, stops in zip(names, found.starts, found.stops, strict=True):
+            array = array_of(Spans(block.text, starts, stops)).cast(pa.binary())
+            try:
+                arrays.append(array.cast(pa.string()))
+            except pa.ArrowInvalid as error:
+                raise InputError(
+                    f"{parts.file.path}: column {name!r} is not UTF-8, so --keep cannot copy it"
+                ) from error
+        yield pa.record_batch(arrays, names=list(names))
 
 
 def beside(probabilities: Iterable[Any], kept: Iterator[Any], logs: Sequence[RawFile]) -> Iterator[Any]:

@@ -6,14 +6,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 from ..errors import MIB
 from ..folders.manifest import FileEntry
 from ..schema.schema import Schema
 from .criteo import count_reasons, describe_fault, parse_block
 from .criteo_kernel import count_newlines
-from .part import Block, Part, PlainBlock, iterate_blocks, without_mark
+from .part import Block, Part, PlainBlock, RawParts, iterate_blocks, without_mark
 from .raw_file import RawFile
 from .same_log import block_name, checksum_of_block
 
@@ -24,30 +23,15 @@ _MOST_WAITING = 32 * MIB
 """Bytes of empty lines after which a compressed log has not ended."""
 
 
-class _Parses(Protocol):
-    unit: str
-    is_hashed_whole: bool
-
-    def parse(self, block: Block, part: TextPart) -> Part: ...
-
-    def header_bytes(self, block: Block) -> int: ...
-
-    def whole_records(self, block: Block) -> tuple[Block, int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TextPart:
     """One block of a text file, and the format that parses it."""
 
     name: str
-    parts: _Parses
+    parts: TextParts
     block: PlainBlock | Block
-    head: int = 0
-    """Bytes of lines at its beginning that go on with a record above it."""
-    is_sampled: bool = False
-    """The block stands alone: where it begins in a record, and what is left of its last one, is found out."""
-    content_bytes: int = 0
-    """Bytes of the text of a file without the empty lines at its end; 0 where they are lines as others."""
+    context: int | None = 0
+    """What the format has to know of the text around the block."""
 
     def read(self) -> Part | None:
         """Read and parse the block; None where it has no line."""
@@ -56,12 +40,9 @@ class TextPart:
             return None
         block = block.tallied()  # first: parsing may change the text
         assert block.tally is not None
-        tally, unread = block.tally, self
-        if self.is_sampled:
-            block, head = self.parts.whole_records(block)
-            unread = replace(self, head=head)
+        tally = block.tally
         num_lines = tally.num_lines - int(count_newlines(block.lines[: self.parts.header_bytes(block)]))
-        part = self.parts.parse(block, unread)
+        part = self.parts.parse(block, self.context)
         num_other_lines = num_lines - part.num_samples - part.bad.total()
         return replace(
             part,
@@ -76,8 +57,8 @@ class TextPart:
 
 
 @dataclass
-class CriteoParts:
-    """Blocks of Criteo's text."""
+class TextParts(RawParts):
+    """Blocks of lines of a format."""
 
     file: RawFile
     number: int
@@ -85,22 +66,35 @@ class CriteoParts:
     _: KW_ONLY
     block_bytes: int
     has_label: bool
-    strict: bool
-    unit: str = "line"
-    num_header_lines: int = 0
-    min_line_bytes: int = _MIN_CRITEO_LINE_BYTES
-    is_hashed_whole: bool = False
+    strict: bool = False
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[TextPart]:
         """Yield a part for each block of lines; a finished one, too, is cheap as long as it is not read."""
         blocks = iterate_blocks(self.file, self.block_bytes, in_thread_buffer=True)
-        is_plain = self.file.compression is None
-        known = (
-            ((block, self._content_bytes) for block in blocks) if is_plain else _with_content_bytes(blocks)
-        )
-        for number, (block, content_bytes) in enumerate(known):
-            name = block_name(self.number, number)
-            yield TextPart(name, self, block, content_bytes=content_bytes)
+        for number, block in enumerate(blocks):
+            yield TextPart(block_name(self.number, number), self, block)
+
+    def parse(self, block: Block, context: int | None) -> Part:
+        """Parse the lines of a block."""
+        raise NotImplementedError
+
+    def header_bytes(self, block: Block) -> int:
+        """Return how many bytes of a block are above the first row."""
+        return 0
+
+
+@dataclass
+class CriteoParts(TextParts):
+    """Blocks of Criteo's text; each knows the bytes of the text without the empty lines at its end."""
+
+    min_line_bytes = _MIN_CRITEO_LINE_BYTES
+
+    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[TextPart]:
+        """Yield a part for each block of lines; a finished one, too, is cheap as long as it is not read."""
+        parts = super().iterate(finished)
+        if self.file.compression is not None:
+            return _with_content_bytes(parts)
+        return (replace(part, context=self._content_bytes) for part in parts)
 
     @cached_property
     def _content_bytes(self) -> int:
@@ -116,12 +110,12 @@ class CriteoParts:
                 end = start
         return 0
 
-    def parse(self, block: Block, part: TextPart) -> Part:
+    def parse(self, block: Block, context: int | None) -> Part:
         """Parse the lines of a block."""
         block = without_mark(block)
         # Find the reasons of bad lines only where they are counted. Empty lines at the end are none.
         parsed = parse_block(block, self.schema, has_label=self.has_label)
-        is_line = parsed.bad_lines[:, 0] < part.content_bytes - block.start
+        is_line = parsed.bad_lines[:, 0] < (context or 0) - block.start
         bad_lines = parsed.bad_lines[is_line]
         bad: Counter[str] = Counter()
         fault = None
@@ -131,35 +125,26 @@ class CriteoParts:
             bad.update(count_reasons(block, bad_lines, self.schema, has_label=self.has_label))
         return Part(parsed.columns, parsed.num_samples, bad, fault)
 
-    def header_bytes(self, block: Block) -> int:
-        """Return how many bytes of a block are above the first row."""
-        return 0
 
-    def whole_records(self, block: Block) -> tuple[Block, int]:
-        """Return a block as it is: each line is a record."""
-        return block, 0
-
-
-def _with_content_bytes(
-    blocks: Iterable[PlainBlock | Block],
-) -> Iterator[tuple[PlainBlock | Block, int]]:
-    """Yield each block of a text that is read in order, and the bytes of the text without the empty lines at
-    its end: a block that ends in some waits until it is known whether more follows."""
-    waiting: deque[Block] = deque()
-    for unread in blocks:
-        block = unread.read()
+def _with_content_bytes(parts: Iterable[TextPart]) -> Iterator[TextPart]:
+    """Yield the parts of a text that is read in order: one that ends in empty lines waits until it is known
+    whether more follows."""
+    waiting: deque[tuple[TextPart, Block]] = deque()
+    for part in parts:
+        block = part.block.read()
         end = block.lines[-3:].tobytes()
         ends_empty = end.endswith((b"\n\n", b"\n\r\n")) or end in (b"", b"\n", b"\r\n")
         is_full = not ends_empty or _content_bytes(block) > 0
         # Memory does not grow with the number of empty lines.
-        while waiting and (is_full or sum(each.num_bytes for each in waiting) > _MOST_WAITING):
-            yield waiting[0], waiting[0].start + waiting.popleft().num_bytes
+        while waiting and (is_full or sum(each.num_bytes for _, each in waiting) > _MOST_WAITING):
+            waits, earlier = waiting.popleft()
+            yield replace(waits, context=earlier.start + earlier.num_bytes)
         if ends_empty:
-            waiting.append(block)
+            waiting.append((part, block))
         else:
-            yield block, block.start + block.num_bytes
-    for block in waiting:
-        yield block, block.start + _content_bytes(block)
+            yield replace(part, context=block.start + block.num_bytes)
+    for part, block in waiting:
+        yield replace(part, context=block.start + _content_bytes(block))
 
 
 def _content_bytes(block: Block) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from hotset.pipeline.errors import InputError
 from hotset.pipeline.raw.parquet_parts import TableParts
+from hotset.pipeline.schema.schema import Schema
 from hotset.pipeline.schema.schema_file import read_schema, schema_named
 
 SCHEMA = read_schema(
@@ -30,8 +31,13 @@ COLUMNS: dict[str, Any] = {
 }
 
 
+def parts_of(columns: dict[str, Any], schema: Schema = SCHEMA) -> list[Any]:
+    parts = TableParts(pa.table(columns), schema, rows_of_part=2)
+    return [part.read() for part in parts.iterate({})]
+
+
 def test_rows_are_cut_into_parts_with_the_first_fault_of_each() -> None:
-    parts = [part.read() for part in TableParts(pa.table(COLUMNS), SCHEMA, rows_of_part=2).iterate({})]
+    parts = parts_of(COLUMNS)
     assert [part.num_samples for part in parts] == [2, 0]
     columns = {name: column.to_pylist() for name, column in parts[0].columns.items()}
     assert columns == {"price": [1.0, 2.0], "tags": [[1, 2], [None]], "site": [0xBEEF, None]}
@@ -40,8 +46,7 @@ def test_rows_are_cut_into_parts_with_the_first_fault_of_each() -> None:
 
 
 def test_lists_may_be_text_as_in_the_csv_of_the_schema() -> None:
-    table = pa.table(COLUMNS | {"tags": ["1;2", None, "", "3"]})
-    (part, *_) = (part.read() for part in TableParts(table, SCHEMA, rows_of_part=2).iterate({}))
+    (part, _) = parts_of(COLUMNS | {"tags": ["1;2", None, "", "3"]})
     assert part.columns["tags"].to_pylist() == [[1, 2], [None]]
 
 
@@ -63,5 +68,5 @@ def test_columns_of_criteo_are_named_as_its_features_are() -> None:
     schema = schema_named("criteo-kaggle")
     columns: dict[str, Any] = {name: [1] for name in schema.dense}
     columns |= {name: ["0000beef"] for name in schema.sparse}
-    (part,) = [part.read() for part in TableParts(pa.table(columns), schema, rows_of_part=2).iterate({})]
+    (part,) = parts_of(columns, schema)
     assert part.fault is None and part.columns["C26"].to_pylist() == [0xBEEF]

@@ -48,7 +48,7 @@ def predicted(line: str, value: Any, head: str = "") -> Any:
         (part,) = TableParts(table, schema, rows_of_part=1).iterate({})
     except HotsetError:
         return REFUSED
-    read = part.read()
+    read: Any = part.read()
     return REFUSED if read.fault is not None else read.columns[name].to_pylist()[0]
 
 
