@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -36,7 +37,7 @@ def table_of(frame: Any) -> Any:
     """
     try:
         if isinstance(frame, Mapping):
-            return pa.table(dict(frame))
+            return pa.table({name: _column_of(values) for name, values in frame.items()})
         if _is_of("polars", "LazyFrame", frame):
             return frame.collect().to_arrow()
         if _is_of("pandas", "DataFrame", frame):
@@ -47,6 +48,33 @@ def table_of(frame: Any) -> Any:
         raise
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InputError(f"the frame cannot be read as an Arrow table: {first_line(error)}") from error
+
+
+def _column_of(values: Any) -> Any:
+    """Return a column of a dictionary; rows of a matrix are lists."""
+    if getattr(values, "ndim", 1) != 2:
+        return values
+    matrix = values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
+    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
+
+
+def array_of(values: Any) -> Any:
+    """Return a list, an array or a column of a frame as an Arrow array.
+
+    Raises:
+        ConfigError: it is none.
+        InputError: it has values of several types.
+    """
+    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
+        raise ConfigError(f"want a list, an array or a column of a frame, got {type(values).__name__}")
+    try:
+        if hasattr(values, "detach"):  # a tensor of torch
+            values = values.detach().cpu().numpy()
+        is_arrow = hasattr(values, "__arrow_c_stream__")
+        found = pa.chunked_array(values) if is_arrow else pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InputError(f"the values cannot be read as one column: {first_line(error)}") from error
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
 def check_frame(frame: Any) -> None:
