@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .pipeline.errors import HotsetError
     from .train.config import TrainConfig
     from .train.data.dataset import ShardDataset
-    from .train.fit import FittedRun, Shards, apply, evaluate, export, fit, load_model, predict
+    from .train.data.shards_of_python import Shards
+    from .train.fit import FittedRun, apply, evaluate, export, fit, load_model, predict
     from .train.model.shapes import ModelInputs, TableInput
     from .workflows.library import preprocess, statistics
 
@@ -49,7 +50,7 @@ _MODULES = {
     "HotsetError": "pipeline.errors",
     "ModelInputs": "train.model.shapes",
     "ShardDataset": "train.data.dataset",
-    "Shards": "train.fit",
+    "Shards": "train.data.shards_of_python",
     "TableInput": "train.model.shapes",
     "TrainConfig": "train.config",
     "apply": "train.fit",

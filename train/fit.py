@@ -1,8 +1,7 @@
 """Training and finished runs from Python: what ``import hotset`` offers.
 
-`fit` trains, `predict`, `export` and `apply` use a finished run, and `Shards` gives tables, batches
-and counts as NumPy arrays and Polars frames. Functions accept paths as text and settings by name, and leave
-the work to `run` and `evaluate`.
+`fit` trains, and `predict`, `export` and `apply` use a finished run. Functions accept paths as text and
+settings by name, and leave the work to `run` and `evaluate`.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ from torch import nn
 
 from ..pipeline.errors import ConfigError, local_path, plain_value
 from ..pipeline.formats.columns import PROBABILITY
-from ..pipeline.frames import Frame, like_frame, table_of
+from ..pipeline.frames import Frame, array_of, like_frame, table_of, write_frame
 from ..pipeline.raw.log_files import inspect_logs
 from ..pipeline.runtime.show_progress import shown_progress
 from ..pipeline.schema.schema import nearest
-from ..pipeline.settings import Bytes, PreprocessSettings, Real, Whole, refuse_unknown
-from ..pipeline.stages.row_order import read_tables
+from ..pipeline.schema.schema_file import schema_of
+from ..pipeline.settings import Bytes, LastBatch, PreprocessSettings, Real, Whole, refuse_unknown
+from ..pipeline.stages.category_ids import CategoryIds
 from . import evaluate as _evaluate
 from . import run as _run
 from .build_model import ModelSource, UserModel, name_of
@@ -43,18 +43,17 @@ from .config import (
     TrainConfig,
     is_first,
 )
-from .data import shards as _shards
-from .data.batch import Batch
-from .data.shards import ShardOrigin
+from .data.shards_of_python import categories_of
 from .metrics import Quality
 from .own_loop.embedding_module import RowSettings
 from .recipe_options import RecipeOptions, Schedule, parse_steps_or_time
 from .run_config import read_config
-from .run_folder.reader import read_finite, read_weights
+from .run_folder.reader import read_finite, read_rows, read_weights
 from .run_log import TrainSummary
 from .serving.changes import apply_changes
 from .serving.export import export_run
 from .serving.predict import RunPredictor, reported
+from .serving.run_tables import open_vocabulary
 from .threads import torch_as_before
 
 if TYPE_CHECKING:
@@ -100,6 +99,39 @@ class FittedRun:
         if name not in names:
             raise ConfigError(f"{self.folder} has no table {name!r}", hint=nearest(name, names))
         return read_finite(self.folder, read_weights(self.folder), name)
+
+    def vectors(self, table: str, categories: Any) -> torch.Tensor:
+        """Return the row of each category of a table, (N, embedding_dim) float32.
+
+        Args:
+            table: its name, or that of a feature that looks up in it.
+            categories: a list, an array or a column of a frame, as the log writes them. None and NaN are
+                missing; a category without a row has that of the others, as in `predict`.
+
+        Raises:
+            HotsetError: there is no such table, a value is no category of its kind, or the run is damaged.
+        """
+        found = self._categories_of(table)
+        return read_rows(self.folder, found.table.name, found.ids(array_of(categories)))
+
+    def ids(self, table: str, categories: Any) -> NDArray[np.int32]:
+        """Return the row number of each category of a table, (N,); see `vectors`."""
+        return self._categories_of(table).ids(array_of(categories))
+
+    def categories(self, table: str, ids: Any) -> pl.Series:
+        """Return the category of each row of a table by its number, as the log writes it.
+
+        They are integers or texts. A text that the vocabulary does not keep is ``#`` and its hash, which
+        `ids` and `vectors` take for it. The rows of missing values and of all other categories have None.
+
+        Raises:
+            HotsetError: there is no such table, or no such row.
+        """
+        return categories_of(self._categories_of(table), ids)
+
+    def _categories_of(self, table: str) -> CategoryIds:
+        vocabulary, text = open_vocabulary(self.folder, read_config(self.folder))
+        return CategoryIds(vocabulary, schema_of(text), table)
 
 
 class FitSettings(RowSettings, total=False):
@@ -508,124 +540,3 @@ def _source_of(run: Folder | FittedRun, model: ModelSource | None) -> tuple[Path
 def _config_of(kind: type[Config], settings: Mapping[str, Any]) -> Config:
     refuse_unknown(settings, {field.name for field in fields(kind)})
     return kind(**settings)
-
-
-BatchKind = Literal["hot_only", "mixed", "training", "evaluation"]
-
-
-class Shards:
-    """The shards that `hotset.preprocess` wrote.
-
-    Args:
-        data: the folder of all stages, or its ``shards/`` alone.
-
-    Raises:
-        HotsetError: there are none, or they are damaged or without labels.
-
-    Example:
-        ``shards = hotset.Shards("data"); print(shards.tables); batch = next(shards.batches())``
-    """
-
-    def __init__(self, data: str | Path) -> None:
-        self._shards = _shards.Shards.open(local_path(data))
-
-    def __repr__(self) -> str:
-        """Return folder, tables, rows and samples in one line."""
-        tables = self._shards.tables
-        samples = ", ".join(f"{count:,} {part} samples" for part, count in self.num_samples.items())
-        num_rows = sum(table.num_rows for table in tables)
-        return f"Shards({str(self.folder)!r}, {len(tables)} tables, {num_rows:,} rows, {samples})"
-
-    def _repr_html_(self) -> str:
-        """Return the line above and the tables, as a notebook shows them."""
-        return f"<p>{escape(repr(self))}</p>{self.tables._repr_html_()}"
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the shards."""
-        return self._shards.manifest.folder
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a batch; the last one of each kind may have fewer."""
-        return self._shards.batch_size
-
-    @property
-    def num_dense(self) -> int:
-        """Number of dense features."""
-        return self._shards.num_dense
-
-    @property
-    def num_samples(self) -> dict[str, int]:
-        """Samples of the training part and of the evaluation part."""
-        return {
-            "training": self._shards.num_training_samples,
-            "evaluation": self._shards.num_evaluation_samples,
-        }
-
-    @property
-    def tables(self) -> pl.DataFrame:
-        """A row for each table: `table`, `num_rows`, `num_hot`, `embedding_dim` and `is_multi_hot`."""
-        import polars as pl
-
-        tables = self._shards.tables
-        return pl.DataFrame(
-            {
-                "table": [table.name for table in tables],
-                "num_rows": [table.num_rows for table in tables],
-                "num_hot": [table.num_hot for table in tables],
-                "embedding_dim": [table.embedding_dim for table in tables],
-                "is_multi_hot": [table.is_multi_hot for table in tables],
-            }
-        )
-
-    def batches(self, kind: BatchKind = "training") -> Iterator[dict[str, Any]]:
-        """Yield the batches of a kind in the order in which they are stored.
-
-        Returns:
-            Dictionaries of read-only arrays: ``label`` (B,) float32, ``dense`` (B, K) float32, and of each
-            table its ids: (B,) int32, or for a multi-hot table a pair of offsets, (B + 1,) int32, and ids.
-            ``is_hot``, (B,) bool, says of evaluation samples whether all of their rows are hot. Where the log
-            has them: ``label_NAME`` and ``weight``, float32, ``group``, uint64, and ``has_group``, bool.
-
-        Raises:
-            ConfigError: there is no such kind.
-            ShardError: a damaged file.
-        """
-        # Evaluation batches are numbered apart from those that are trained on.
-        shards = self._shards
-        if kind == "evaluation":
-            for number in range(shards.num_evaluation_batches):
-                yield self._arrays(shards.evaluation_batch(number))
-            return
-        wanted = {"hot_only": (True,), "mixed": (False,), "training": (True, False)}
-        if kind not in wanted:
-            raise ConfigError(f"there are no batches {kind!r}", hint=nearest(kind, [*wanted, "evaluation"]))
-        for number, is_hot_only in enumerate(shards.is_hot_only.tolist()):
-            if is_hot_only in wanted[kind]:
-                yield self._arrays(shards.training_batch(number))
-
-    def counts(self, table: str) -> NDArray[np.int64]:
-        """Return how often the training part looked up each row of a table.
-
-        The array is (num_rows,) in the order of ids.
-
-        Raises:
-            ConfigError: there is no such table, or the folder has no vocabulary.
-        """
-        names = [each.name for each in self._shards.tables]
-        if table not in names:
-            raise ConfigError(f"{self.folder} has no table {table!r}", hint=nearest(table, names))
-        origin = ShardOrigin.of(self._shards)
-        if origin is None:
-            raise ConfigError(f"{self.folder} has no vocabulary next to it: open the folder of all stages")
-        return read_tables(origin.vocabulary, "count")[names.index(table)]
-
-    def _arrays(self, batch: Batch) -> dict[str, Any]:
-        arrays: dict[str, Any] = {"label": batch.label_B.numpy(), "dense": batch.dense_BK.numpy()}
-        arrays |= batch.of_samples
-        if batch.is_hot_B is not None:
-            arrays["is_hot"] = batch.is_hot_B.astype(np.bool_)
-        for name, ids, offsets in batch.features(self._shards.tables):
-            arrays[name] = ids if offsets is None else (offsets, ids)
-        return arrays

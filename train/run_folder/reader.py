@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -185,11 +186,36 @@ class SavedTier(FileTier):
         """Read the rows from the file, table by table."""
         for table, name in enumerate(self._names):
             own = self.layout.slots_of_table(table)
-            for first in range(own.start, own.stop, self._part_rows):
-                stop = min(first + self._part_rows, own.stop)
-                # The wanted rows ascend, so those of this part of the file are a range of them.
-                start, end = np.searchsorted(wanted_U, [first, stop])
-                if start == end:
-                    continue
-                part = self._weights.rows(name, first - own.start, stop - own.start)
-                weights_UD[start:end] = part.numpy()[wanted_U[start:end] - first]
+            start, end = np.searchsorted(wanted_U, [own.start, own.stop])
+            wanted = wanted_U[start:end] - own.start
+            _fill_rows(self._weights, name, wanted, weights_UD[start:end], self._part_rows)
+
+
+def _fill_rows(
+    weights: Weights,
+    name: str,
+    ids_U: NDArray[np.int64],
+    rows_UD: NDArray[np.float32],
+    part_rows: int,
+) -> None:
+    """Read rows of a table, ascending, with so many rows of the file in memory at a time."""
+    num_rows, _ = weights.shapes[name]
+    for first in range(0, num_rows, part_rows):
+        # The wanted rows ascend, so those of this part of the file are a range of them.
+        start, end = np.searchsorted(ids_U, [first, first + part_rows])
+        if start == end:
+            continue
+        part = weights.rows(name, first, min(first + part_rows, num_rows))
+        rows_UD[start:end] = part.numpy()[ids_U[start:end] - first]
+
+
+def read_rows(run: Path, name: str, ids_N: NDArray[np.integer[Any]]) -> torch.Tensor:
+    """Return rows of a table of a run by id, (N, embedding_dim); raises HotsetError if one is damaged."""
+    weights = read_weights(run)
+    ids_U, places_N = np.unique(ids_N, return_inverse=True)
+    width = weights.shapes[name][1]
+    rows_UD = np.empty((ids_U.size, width), np.float32)
+    _fill_rows(weights, name, ids_U.astype(np.int64), rows_UD, max(_PART_BYTES // (4 * width), 1))
+    if not np.isfinite(rows_UD).all():
+        raise _not_finite(run, name)
+    return torch.from_numpy(rows_UD[places_N])
