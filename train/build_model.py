@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import copy
 import importlib
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, set_mode
 from .model.dlrm import Dlrm
 from .model.layers import DenseModel
 from .model.shapes import DcnShape, ModelInputs, dlrm_shape, tables_by_dim
+
+_log = logging.getLogger(__name__)
 
 ModelSource = Callable[..., nn.Module] | nn.Module
 """The maker of a user's module: a class, a function, or a module as it is. Where it may be None, the class
@@ -140,6 +143,8 @@ def _place_of(error: Exception) -> str:
 
 PER_SAMPLE = "per_sample"
 """Class attribute by which a module says that its samples do not depend on each other."""
+_LARGE = 1e3
+"""Factor of the inputs by which logits leave the range of probabilities."""
 _TRIED_SAMPLES = 7
 """Samples of the batch that is made up to try a module; no table or layer is likely to be as wide."""
 
@@ -223,6 +228,8 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, buffers[name])]
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
+        if least_samples is not None:
+            _warn_of_probabilities(model, logit_B, dense_BK, embeddings)
     # Now the results: they must be numbers that a gradient can flow through.
     if not torch.isfinite(logit_B).all():
         raise ConfigError(
@@ -237,6 +244,23 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         )
     if model.is_per_sample:
         _refuse_dependent_samples(model, logit_B, [dense_BK, *embeddings], draws=draws, changed=changed)
+
+
+def _warn_of_probabilities(
+    model: UserModel, logit_B: torch.Tensor, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]
+) -> None:
+    """Warn where all outputs of a module are from 0 to 1, however large its inputs are."""
+    found = [logit_B]
+    set_mode(model, is_training=False)
+    with torch.no_grad(), suppress(HotsetError):
+        for scale in (_LARGE, -_LARGE):
+            found.append(model.logits(dense_BK * scale, [emb_BFd * scale for emb_BFd in embeddings]))
+    if len(found) == 3 and all(bool(((each >= 0) & (each <= 1)).all()) for each in found):
+        _log.warning(
+            "the model %s seems to return probabilities: all outputs of a trial are from 0 to 1; "
+            "return logits, without a sigmoid at the end",
+            model.name,
+        )
 
 
 def _try_smallest(

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..pipeline.errors import KIB, HotsetError
 from ..pipeline.folders.manifest import checksum_of
+from ..pipeline.folders.totals import ShardsTotals
 from ..pipeline.runtime.progress import Progress, no_progress
 from .build import build_trainer
-from .build_embeddings import RunStart, resolve, set_threads
+from .build_embeddings import RunStart, resolve, set_threads, with_options
 from .build_model import ModelSource
 from .checkpoints.files import newest_whole, restore_dense
 from .checkpoints.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoints, restore, table_sizes
@@ -237,6 +238,10 @@ def prepare_run(
         opened.check_labels()
     opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
     opened.refuse_damage()
+    whole, opened = opened, with_options(opened, config)
+    if config.last_batch != "keep":
+        _report_last_batch(whole, opened, config.last_batch)
+    _warn_of_large_values(opened)
     threads = set_threads(config.threads)
     replay = options.replay
     # A batch order that was changed since would be replayed as if it were the run's.
@@ -273,6 +278,36 @@ def prepare_run(
         exchange=exchange,
         leaves_codecs_open=leaves_codecs_open,
     )
+
+
+def _report_last_batch(whole: Shards, chosen: Shards, option: str) -> None:
+    """Log what becomes of short batches, and the samples that no epoch has."""
+    num_all, num_left = whole.num_training_samples, chosen.num_training_samples
+    if num_left < num_all:
+        left_out = f"{num_all - num_left:,} of {num_all:,} training samples in each epoch"
+        _log.warning("--last-batch %s leaves out %s", option, left_out)
+    elif chosen.num_training_batches == whole.num_training_batches:
+        _log.warning("--last-batch %s changes nothing: there is no short batch to %s", option, option)
+
+
+_LARGE = 1e6
+"""Dense values beyond it are not transformed, and too large for the first step of any layer."""
+
+
+def _warn_of_large_values(shards: Shards) -> None:
+    """Warn of dense features whose values are very large in a few training batches."""
+    last = shards.num_training_batches - 1
+    for number in sorted({0, last // 2, last} if last >= 0 and shards.num_dense else ()):
+        most_K = shards.training_batch(number).dense_BK.abs().amax(dim=0)
+        for name, most in zip(ShardsTotals.of(shards.manifest).dense, most_K.tolist(), strict=True):
+            if most > _LARGE:
+                _log.warning(
+                    "values of the dense feature %s are as large as %.2g, which training hardly bears: "
+                    'leave out transform = "none" in the schema, or scale them in the log',
+                    name,
+                    most,
+                )
+                return
 
 
 def _choose_codecs(

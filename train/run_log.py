@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .rows.tiers import Way
 
 _log = logging.getLogger(__name__)
+_ABSURD_LOSS = 100.0
+"""Mean loss in nats of predictions that are surely wrong."""
 
 
 class RunLog:
@@ -68,6 +70,8 @@ class RunLog:
         """Sum of the losses before the first line; None: there was one."""
         self._auc: float | None = None
         """AUC of the last evaluation."""
+        self._has_warned = False
+        """Whether a loss was far too large."""
         self._note = ""
         """The last loss and AUC, as far as there are any."""
 
@@ -178,6 +182,14 @@ class RunLog:
         if not math.isfinite(mean_loss):
             self._refuse_bad_losses()
         self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
+        if mean_loss > _ABSURD_LOSS and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the training loss is %.2g at step %s, where that of the click rate is below 1: dense values "
+                "may be too large, or learning rates too high",
+                mean_loss,
+                trainer.step,
+            )
         self._loss = mean_loss
         self._take_note()
         self._first_losses = None

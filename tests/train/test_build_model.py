@@ -257,6 +257,31 @@ def forwarding(function: Callable[[torch.Tensor], Any], **attributes: Any) -> ty
     return Changed
 
 
+@pytest.mark.parametrize("least_samples", [7, 3])
+def test_a_module_that_returns_probabilities_is_noticed(
+    caplog: pytest.LogCaptureFixture, least_samples: int
+) -> None:
+    for function in (torch.sigmoid, lambda logit_B: torch.sigmoid(logit_B).clamp(0.01, 0.99)):
+        caplog.clear()
+        build_model(CONFIG, INPUTS, 0, forwarding(function), least_samples=least_samples)
+        (record,) = caplog.records
+        assert record.getMessage().endswith("return logits, without a sigmoid at the end")
+    # Where the run is only loaded it was said before.
+    caplog.clear()
+    build_model(CONFIG, INPUTS, 0, forwarding(torch.sigmoid))
+    assert not caplog.records
+
+
+def test_a_module_that_returns_logits_is_not_taken_for_another(caplog: pytest.LogCaptureFixture) -> None:
+    def near_a_half(logit_B: torch.Tensor) -> torch.Tensor:
+        return 0.5 + logit_B / 100
+
+    for source in (OwnNet, Normed, forwarding(near_a_half), forwarding(torch.nn.functional.softplus)):
+        for seed in range(3):
+            build_model(CONFIG, INPUTS, seed, source, least_samples=7)
+    assert not caplog.records
+
+
 class NoLayers(nn.Module):
     """Keeps its layers where torch does not find them."""
 

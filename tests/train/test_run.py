@@ -8,11 +8,13 @@ import shutil
 import signal
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 
 from hotset.pipeline.errors import ByteSize, HotsetError, ManifestError, SaidElsewhereError
@@ -20,6 +22,8 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import run
 from hotset.train.config import CheckpointSettings, ExchangeOptions, TrainConfig
+from hotset.train.data.batch import Batch
+from hotset.train.data.shards import Shards
 from hotset.train.dense.gradients import DenseDtype, cpu_features, has_bf16
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.run import RunOptions, train
@@ -64,6 +68,29 @@ def test_a_run_in_slow_bf16_is_warned_of(
     for dtype in dtypes:
         train(shards, TrainConfig(dense_dtype=dtype, **FIELDS), tmp_path / dtype)
         assert ("bf16 is about half as fast" in caplog.text) == (dtype == "bf16")
+
+
+@pytest.mark.parametrize(("scale", "is_large"), [(1.0, False), (1e30, True)])
+def test_dense_values_that_are_too_large_are_noticed(
+    scale: float,
+    is_large: bool,
+    shards: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = Shards.training_batch
+
+    def scaled(self: Shards, number: int) -> Batch:
+        batch = read(self, number)
+        return replace(batch, dense_BK=batch.dense_BK.abs() * torch.tensor([1.0, scale]))
+
+    monkeypatch.setattr(Shards, "training_batch", scaled)
+    train(shards, TrainConfig(**FIELDS), tmp_path / "run")
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    values = [line for line in said if line.startswith("values of the dense feature I2 are as large as ")]
+    losses = [line for line in said if line.startswith("the training loss is ") and "at step 2," in line]
+    assert (len(values), len(losses)) == (is_large, is_large), said
 
 
 def test_one_process_warns_of_a_codec_that_it_has_no_use_for(
