@@ -156,7 +156,10 @@ def dlrm_shape(
     others = tuple(table_dims) if set(table_dims) - {embedding_dim} else ()
     shape = DlrmShape(num_dense, num_tables, embedding_dim, bottom, top, others)
     if shape.num_vectors < 2:
-        raise ShardError("the shards have one table and no dense feature: nothing interacts")
+        raise ShardError(
+            "the shards have one table and no dense feature: in a DLRM nothing interacts",
+            hint="use --model dcnv2, which takes them, or a class of your own: --model nets:Net",
+        )
     return shape
 
 

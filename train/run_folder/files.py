@@ -131,9 +131,12 @@ def refuse_occupied(path: Path) -> None:
         return
     # Name what is there, so that a user knows whether it may be deleted.
     state = "is not empty"
+    hint = "give another --out, or remove the folder"
     if (path / CONFIG).exists():
         state = f"holds {'an unfinished' if is_unfinished(path) else 'a finished'} run"
-    raise HotsetError(f"{path} {state}", hint="give another --out, or remove the folder")
+    if (path / MANIFEST).exists():
+        hint += f"; `--init-from {shlex.quote(str(path))}` with another --out trains it further"
+    raise HotsetError(f"{path} {state}", hint=hint)
 
 
 def is_vacant(path: Path) -> bool:
