@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..pipeline.errors import ConfigError
-from ..pipeline.runtime.tasks import num_workers
-from .build_embeddings import RowTools, RunStart, build_embeddings, open_device, open_device_api, resolve
+from .build_embeddings import (
+    RowTools,
+    RunStart,
+    build_embeddings,
+    num_threads,
+    open_device,
+    open_device_api,
+    resolve,
+    with_options,
+)
 from .build_model import ModelSource, build_model, pooled_step
 from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig
 from .data.batch import MicroBatches
@@ -172,7 +180,7 @@ def build_tools(
     return RowTools(
         device=device,
         meter=Meter(device),
-        threads=WorkThreads(config.threads or num_workers(0)),
+        threads=WorkThreads(num_threads(config.threads)),
         # The samples of this rank, and the shape of all sums, which micro-batches decide.
         micro_batches=MicroBatches(shards.batch_size, config.micro_batches, ranks.rank, ranks.num_ranks),
         device_api=device_api,

@@ -6,7 +6,9 @@ they cannot provide is refused.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +21,9 @@ from numpy.typing import NDArray
 from ..pipeline.errors import MIB, ConfigError, ShardError, format_byte_size
 from ..pipeline.runtime.limits import check_addresses
 from ..pipeline.runtime.tasks import num_workers
+from ..pipeline.schema.schema import nearest, shown
 from ..stats.ranking.row_bytes import row_bytes
-from .config import TrainConfig
+from .config import TrainConfig, is_launched
 from .data.batch import EmbeddingTable, IdReader, MicroBatches
 from .data.shards import Shards
 from .dense.gradients import choose_dense_dtype, cpu_features
@@ -265,9 +268,55 @@ def set_threads(threads: int | None) -> int:
         SystemFaultError: `ulimit -v` leaves no addresses for them.
     """
     check_addresses("training", _TORCH_BYTES)
-    threads = threads or num_workers(0)
+    threads = num_threads(threads)
     torch.set_num_threads(threads)
     return threads
+
+
+def num_threads(wanted: int | None) -> int:
+    """Return the threads of this process: those wanted, or the cores that it may use.
+
+    Ranks of one machine share its cores, unless each was given cores of its own. Of OMP_NUM_THREADS they take
+    no more; 1 is what torchrun sets where nobody has set anything.
+    """
+    cores = num_workers(0)
+    if wanted or not is_launched():
+        return wanted or cores
+    is_here = os.environ.get("MASTER_ADDR", "").startswith(("localhost", "127."))
+    numbers = [os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE") if is_here else None]
+    num_local = next((int(number) for number in numbers if number and number.isdecimal()), 1)
+    with contextlib.suppress(OSError):  # the launcher may be gone
+        if len(os.sched_getaffinity(0)) < len(os.sched_getaffinity(os.getppid())):
+            num_local = 1
+    share = max(cores // max(num_local, 1), 1)
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    is_chosen = limit.isdecimal() and int(limit) > ("TORCHELASTIC_RUN_ID" in os.environ)
+    return min(share, int(limit)) if is_chosen else share
+
+
+def with_options(shards: Shards, config: TrainConfig) -> Shards:
+    """Return the batches and tables that a run is to train on.
+
+    Raises:
+        ConfigError: a table to freeze that there is not, or batches that leave nothing to train on.
+    """
+    names = [table.name for table in shards.tables]
+    for name in config.freeze:
+        if name not in names:
+            raise ConfigError(
+                f"--freeze: {shards.manifest.folder} has no table {name!r}",
+                hint=nearest(name, names) or f"its tables are {shown(', '.join(names))}",
+            )
+    if config.freeze:
+        shards = shards.with_frozen(config.freeze)
+    chosen = shards.with_last_batch(config.last_batch)
+    if shards.num_training_batches and not chosen.num_training_batches:
+        raise ConfigError(
+            f"--last-batch drop leaves nothing: {shards.manifest.folder} has {shards.num_training_samples} "
+            f"training samples, and no batch of {shards.batch_size}",
+            hint="use --last-batch keep",
+        )
+    return chosen
 
 
 def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainConfig:

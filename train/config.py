@@ -541,8 +541,8 @@ class TrainConfig(JsonRecord):
     """Number of batches between two lines of training loss in metrics.jsonl."""
 
     threads: int | None = None
-    """Number of threads of a training step; by default the cores this process may use. On the CPU the weights
-    do not depend on it."""
+    """Number of threads of a training step; by default the cores this process may use, and of several ranks
+    the share of each, at most OMP_NUM_THREADS. On the CPU the weights do not depend on it."""
 
     micro_batches: int | None = None
     """Number of equal parts of a batch whose gradients are summed separately. It fixes the bits of the
