@@ -18,6 +18,8 @@ Whole: TypeAlias = int | np.integer[Any]
 """A whole number, of Python or NumPy."""
 Real: TypeAlias = float | np.floating[Any] | np.integer[Any]
 """A number, of Python or NumPy."""
+LastBatch: TypeAlias = Literal["keep", "drop", "merge"]
+"""What becomes of a training batch with fewer samples than the others."""
 Bytes: TypeAlias = int | np.integer[Any] | str
 """A number of bytes, or a text such as ``"64MiB"``."""
 

@@ -273,7 +273,9 @@ def _try_smallest(
         model.logits(dense_BK[:num_samples], [emb_BFd[:num_samples] for emb_BFd in embeddings])
     except HotsetError as error:
         raise HotsetError(
-            str(error), hint="the smallest training batch is so small: pack with another --batch-size"
+            str(error),
+            hint="the smallest training batch is so small: use --last-batch merge or drop, or pack with "
+            "another --batch-size",
         ) from error
 
 
@@ -325,7 +327,7 @@ def build_model(
     if config.batch_norm and least_samples == 1:
         raise ConfigError(
             "--batch-norm needs batches of two samples at least, and one of these has a single one",
-            hint="pack with another --batch-size",
+            hint="use --last-batch merge or drop, or pack with another --batch-size",
         )
     if config.kind == "dlrm":
         sizes = (inputs.num_dense, len(inputs.tables), inputs.embedding_dim, inputs.table_dims)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from ..pipeline.errors import ByteSize, ConfigError, check_fields, require_at_least, require_at_most
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
 from ..pipeline.schema.schema import nearest
+from ..pipeline.settings import LastBatch
 from .recipe_options import RecipeOptions, parse_steps_or_time, require_time
 
 EXACT_CODEC = "none"
@@ -490,6 +491,11 @@ class TrainConfig(JsonRecord):
 
     epochs: int = 1
     """Number of passes over the training part."""
+
+    last_batch: LastBatch = "keep"
+    """What becomes of a training batch with fewer samples than the others, the last one of its kind: keep
+    trains on it, drop leaves its samples out of every epoch, merge joins it to the batch before. Evaluations
+    are of all samples."""
 
     seed: int = 0
     """Seed of the initial values and of the order of batches."""

@@ -147,7 +147,9 @@ class FitSettings(RowSettings, total=False):
     batch_norm: bool
     pooling: Pooling
     model_args: str | Mapping[str, Any] | None
+    freeze: Sequence[str]
     epochs: Whole
+    last_batch: LastBatch
     device: str
     kernels: str | None
     dense_optimizer: DenseOptimizer

@@ -21,6 +21,7 @@ import numpy as np
 from ..pipeline.errors import HotsetError
 from ..pipeline.folders.disk import paths_in
 from ..pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
+from .build_embeddings import with_options
 from .build_model import build_model
 from .checkpoints.files import read_record, record_paths, refuse_damaged_files
 from .config import TrainConfig
@@ -177,7 +178,7 @@ def faults_against_shards(
         yield f"{opened.manifest.folder} is not what {run} was trained on: its fingerprint is another"
         return
     optimizer = settings.row_optimizer(opened.embedding_optimizer)
-    opened = with_hot_bytes(opened, settings.hot_bytes, optimizer)
+    opened = with_options(with_hot_bytes(opened, settings.hot_bytes, optimizer), settings)
     opened.refuse_damage()
     summary = read_object(run / SUMMARY)
     yield from _faults_of_batches(run, opened, settings, summary, is_replay=bool(config.get("is_replay")))

@@ -6,7 +6,8 @@ Each element of a history is a separate bag, so F counts the elements of the lon
 
 A batch may be cut into G equal micro-batches, each of which is summed separately. Sample i of a batch of
 nominally B samples is in micro-batch ``i * G // B``, and rank r of W computes the micro-batches from ``r * G
-/ W`` to before ``(r + 1) * G / W``. A batch with fewer samples leaves its last micro-batches short or empty.
+/ W`` to before ``(r + 1) * G / W``. A batch with fewer samples leaves its last micro-batches short or empty,
+and the last one of a batch with more samples has them all.
 Their sums are added by a binary tree over their numbers: micro-batches 2s and 2s + 1 first, then the sums of
 such pairs, and so on; a micro-batch without samples adds nothing. The micro-batches of a rank are a subtree,
 since G / W is a power of two: a rank adds up its own, and the rest of the tree adds the sums of the ranks. So
@@ -331,7 +332,8 @@ class MicroBatches:
             return 0, num_samples
         per_rank = self.num_micro_batches // self.num_ranks
         first, stop = (self._start(micro_batch * per_rank) for micro_batch in (self.rank, self.rank + 1))
-        return min(first, num_samples), min(stop, num_samples)
+        is_last = self.rank == self.num_ranks - 1
+        return min(first, num_samples), num_samples if is_last else min(stop, num_samples)
 
     def cut(self, batch: Batch) -> Batch:
         """Return the samples of this rank."""
@@ -348,6 +350,7 @@ class MicroBatches:
         per_rank = self.num_micro_batches // self.num_ranks
         starts = [self._start(self.rank * per_rank + micro_batch) for micro_batch in range(per_rank + 1)]
         stops = [min(start - starts[0], num_samples) for start in starts[1:]]
+        stops[-1] = num_samples
         return [(first, stop) for first, stop in zip([0, *stops], stops, strict=False) if first < stop]
 
     def _start(self, micro_batch: int) -> int:

@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ...pipeline.errors import ConfigError, local_path, plain_value, require_at_least
 from ...pipeline.folders.totals import by_feature
 from ...pipeline.schema.schema import GROUP
+from ...pipeline.settings import LastBatch
 from ...stats.shuffle import epoch_order
 from .batch import Batch, EmbeddingTable, at_cache_line
 from .shard_file import HAS_GROUP
@@ -122,6 +123,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         world_size: int = 1,
         keyed_jagged: bool = False,
         multi_hot: Sequence[int] | None = None,
+        last_batch: LastBatch = "keep",
     ) -> None:
         """Open the shards of ``folder``, which `preprocess` wrote, and hash those of ``split``.
 
@@ -136,6 +138,8 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             multi_hot: ids per sample that each feature gets, in their order: the one in the log
                 and those that MLPerf's benchmark draws for it; `MLPERF_SIZES` are the 26
                 sizes of that benchmark. By default features are as the log has them.
+            last_batch: whether a training batch with fewer samples than the others stays ("keep"), is left
+                out ("drop"), or joined to the one before ("merge"), as in `hotset.fit`.
 
         Raises:
             ConfigError: an unknown split, a rank that is not below ``world_size``, a feature whose name is
@@ -144,6 +148,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         """
         if split not in ("train", *_PARTS):
             raise ConfigError(f"split must be train, valid or test, got {split!r}")
+        plain_value("last_batch", (LastBatch,), last_batch)
         seed, rank, world_size = (
             plain_value(name, (int,), value)
             for name, value in (("seed", seed), ("rank", rank), ("world_size", world_size))
@@ -158,6 +163,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._world_size = world_size
         self._keyed_jagged = keyed_jagged
         self._multi_hot = multi_hot
+        self._last_batch = last_batch
         self._draws: MultiHotDraws | None = None
         self._epoch = 0
         self._first = 0
@@ -238,6 +244,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             "seed": self._seed,
             "rank": self._rank,
             "world_size": self._world_size,
+            "last_batch": self._last_batch,
             "workers": _worker()[1],
             "epoch": self._epoch,
             "first_batch": self._first,
@@ -252,9 +259,11 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         """
         # The position means nothing in another order of batches, so what decides the order must be equal.
         own = self.state_dict()
-        for key in ("version", "shards", "split", "seed", "rank", "world_size", "workers"):
-            if state.get(key) != own[key]:
-                raise ConfigError(f"the state is of {key} {state.get(key)!r}, want {own[key]!r}")
+        for key in ("version", "shards", "split", "seed", "rank", "world_size", "last_batch", "workers"):
+            # States of before there was a choice have all batches.
+            found = state.get(key, "keep" if key == "last_batch" else None)
+            if found != own[key]:
+                raise ConfigError(f"the state is of {key} {found!r}, want {own[key]!r}")
         self.set_epoch(int(state["epoch"]), int(state["first_batch"]))
         require_at_least("position", int(state["position"]), 0)
         self._position = self._start = int(state["position"])
@@ -266,6 +275,8 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             # On another machine the folder may be another copy, whose bytes nobody has hashed.
             if self._hashed is not None and shards.file_states(self._kinds) != self._hashed:
                 shards.refuse_damage(self._kinds)
+            if self._last_batch != "keep":
+                shards = shards.with_last_batch(self._last_batch)
             self._opened = (os.getpid(), shards)
         return self._opened[1]
 

@@ -50,6 +50,7 @@ from ...pipeline.folders.totals import (
 from ...pipeline.formats.arrow_files import DAMAGE
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema import check_name
+from ...pipeline.settings import LastBatch
 from ...stats.batch_rows import first_stray_lookup
 from ...stats.ranking.ranking import tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
@@ -135,6 +136,8 @@ class Shards:
                 for entry in manifest.files
             ]
             self._training, self._evaluation = self._positions_by_kind()
+            self._merged: dict[int, _BatchPosition] = {}
+            """Short batches that are a part of another, by the number of that one."""
             self.num_validation_samples = totals.num_valid_samples
             self.evaluation_starts = self._starts_of(self._evaluation)
             """First sample of each evaluation batch among those of all, and the end of the last one."""
@@ -184,8 +187,44 @@ class Shards:
         # What was derived from the old hot rows is dropped or derived again.
         other._num_hot_F = np.array(num_hot, np.int64)
         other._training = [replace(position, is_hot_only=False) for position in self._training]
+        other._merged = {
+            number: replace(position, is_hot_only=False) for number, position in self._merged.items()
+        }
         other.__dict__.pop("is_hot_only", None)
         other.has_packed_budget = False
+        return other
+
+    def with_frozen(self, names: Collection[str]) -> Shards:
+        """Return the same batches, with tables whose rows no step changes."""
+        other = copy.copy(self)
+        other.tables = tuple(replace(table, is_frozen=table.name in names) for table in self.tables)
+        return other
+
+    def with_last_batch(self, last_batch: LastBatch) -> Shards:
+        """Return shards whose short training batches are dropped, or merged into the one before.
+
+        A batch is merged into one of its kind; where it is the only one, it stays as it is.
+        """
+        short = [number for number, size in enumerate(self._sizes) if size < self.batch_size]
+        if last_batch == "keep" or not short:
+            return self
+        other = copy.copy(self)
+        other._merged = {}
+        kept: list[_BatchPosition] = []
+        for number, position in enumerate(self._training):
+            kind = self._files[position.file].facts.kind
+            if number not in short:
+                kept.append(position)
+            elif last_batch == "merge":
+                if kept and self._files[kept[-1].file].facts.kind == kind:
+                    both = kept[-1].is_hot_only and position.is_hot_only
+                    kept[-1] = replace(kept[-1], is_hot_only=both)
+                    other._merged[len(kept) - 1] = position
+                else:
+                    kept.append(position)
+        other._training = kept
+        other.__dict__.pop("is_hot_only", None)
+        other.__dict__["num_training_samples"] = sum(other._sizes)
         return other
 
     def with_histories(self, num_elements: int) -> Shards:
@@ -263,10 +302,22 @@ class Shards:
         return np.array([position.is_hot_only for position in self._training], np.bool_)
 
     @property
+    def _sizes(self) -> list[int]:
+        """Samples of each training batch."""
+        sizes = [stop - start for start, stop in pairwise(self._starts_of(self._training))]
+        for number, position in self._merged.items():
+            sizes[number] += self._starts_of([position])[1]
+        return sizes
+
+    @property
     def least_batch_samples(self) -> int:
         """Samples of the smallest training batch; 0 where there is none."""
-        starts = self._starts_of(self._training)
-        return min((stop - start for start, stop in pairwise(starts)), default=0)
+        return min(self._sizes, default=0)
+
+    @property
+    def most_batch_samples(self) -> int:
+        """Samples that a training batch may have."""
+        return max([self.batch_size, *self._sizes])
 
     @property
     def num_training_batches(self) -> int:
@@ -292,7 +343,10 @@ class Shards:
 
     def training_batch(self, number: int) -> Batch:
         """The training batch ``number``."""
-        return self._read(self._training[number])
+        batch = self._read(self._training[number])
+        if number in self._merged:
+            return join([batch, self._read(self._merged[number])])
+        return batch
 
     def evaluation_batch(self, number: int) -> Batch:
         """The evaluation batch ``number``, in log order."""

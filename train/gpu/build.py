@@ -70,14 +70,15 @@ def build_queued_steps(
         rule = DenseRule(cast("DenseOptimizerName", name), config.recipe.dense_decay)
         # Where a GPU splits a long product, its parts are added in float32, too.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        fused = FusedDlrm(model, optimizers, rule, shards.batch_size, device, parts.dense.dtype)
-        on_host = FusedHostDense(fused, kernels, parts.dense, shards.batch_size)
+        sizes = (shards.batch_size, shards.most_batch_samples)
+        fused = FusedDlrm(model, optimizers, rule, *sizes, device, parts.dense.dtype)
+        on_host = FusedHostDense(fused, kernels, parts.dense, shards.most_batch_samples)
         parts = replace(parts, dense=on_host, prepare_dense=on_host.prepare, step_dense=[on_host.step])
     return QueuedSteps(
         device,
         parts,
         kernels,
-        shards.batch_size,
+        shards.most_batch_samples,
         shards.num_dense,
         num_ahead,
         readers,

@@ -63,6 +63,7 @@ class FusedDlrm:
         optimizers: torch's own, whose state is kept up to date for checkpoints.
         rule: what they do.
         batch_size: samples of a whole batch.
+        most_samples: those of the largest batch.
         device: where everything is.
         dtype: type of the products.
     """
@@ -73,6 +74,7 @@ class FusedDlrm:
         optimizers: Sequence[torch.optim.Optimizer],
         rule: DenseRule,
         batch_size: int,
+        most_samples: int,
         device: Device,
         dtype: DenseDtype,
     ) -> None:
@@ -106,20 +108,20 @@ class FusedDlrm:
         used_N = self._weights_N if self._rounded_N is None else self._rounded_N
         # In bfloat16 the products read a rounded copy, which the step writes with the weights.
         layers = [
-            _Layer.of(start, inputs, outputs, used_N, self._grad_N, batch_size)
+            _Layer.of(start, inputs, outputs, used_N, self._grad_N, most_samples)
             for start, (inputs, outputs) in zip(_starts(shapes), shapes, strict=True)
         ]
         self._bottom, self._top, self._last = layers[:num_bottom], layers[num_bottom:-1], layers[-1]
         self._adopt_parameters(layers)
         # What goes into each MLP, and the gradients that come out of them.
         self._dense_BK = torch.zeros(
-            batch_size, self._bottom[0].num_inputs if self._bottom else 0, device=on
+            most_samples, self._bottom[0].num_inputs if self._bottom else 0, device=on
         ).to(compute)
         first_of_top = (self._top or [self._last])[0]
-        self._inputs_BP = torch.zeros(batch_size, first_of_top.num_inputs, dtype=compute, device=on)
+        self._inputs_BP = torch.zeros(most_samples, first_of_top.num_inputs, dtype=compute, device=on)
         self._inputs_grad_BP = torch.zeros_like(self._inputs_BP)
         # Each block of samples leaves its loss and the gradients of the last layer.
-        num_blocks = -(-batch_size // LOSS_BLOCK)
+        num_blocks = -(-most_samples // LOSS_BLOCK)
         self._losses_K = torch.zeros(num_blocks, dtype=torch.float64, device=on)
         self._last_partials_KM = torch.zeros(num_blocks, self._last.num_inputs + 1, device=on)
         self.loss_1 = torch.zeros(1, dtype=torch.float64, device=on)
@@ -403,7 +405,7 @@ class FusedHostDense:
         fused: the dense layers.
         kernels: by name.
         plain: a step of the same model, which predicts.
-        batch_size: samples of a whole batch.
+        batch_size: samples of the largest batch.
     """
 
     def __init__(

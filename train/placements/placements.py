@@ -111,7 +111,7 @@ def _build_placement(
     from .staging import Cache, HybridUva, Lookahead
 
     if config.placement == "hybrid-uva":
-        return HybridUva(tables, shards.batch_size)
+        return HybridUva(tables, shards.most_batch_samples)
     assert config.prefetch is not None, "with_staging comes first"
     num_slots = staging_slots(config, shards)[dim]
     if held is not None:

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
-from ...stats.exchange import StepRows, rank_masks, ranks_of_samples
+from ...stats.exchange import StepRows, rank_masks
 from ..data.batch import Batch, BatchIds, EmbeddingTable, MicroBatches, join
 from ..rows.backends import NumbaRows
 from ..rows.embeddings import Embeddings
@@ -35,7 +35,7 @@ from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import ColdRows, GroupStep, PlannedStep, StepPlan
 from ..rows.table_group import TableGroup
 from ..threads import WorkThreads
-from .exchange import GroupExchange, HeldRows, keys_of, plan_exchange, ranks_of_lookups
+from .exchange import GroupExchange, HeldRows, keys_of, plan_exchange, ranks_of_batch, ranks_of_lookups
 from .messages import EXACT, CodedExchange, GroupLayout, Kind, RowMessages, sum_over_ranks
 from .ranks import NotFiniteRowError, Ranks, sent_to_first
 
@@ -89,7 +89,7 @@ class RankedGroup(TableGroup):
 
     def _ranks_of(self, batch: Batch) -> NDArray[np.uint8]:
         micro_batches = self.micro_batches
-        return ranks_of_samples(
+        return ranks_of_batch(
             batch.num_samples,
             micro_batches.batch_size,
             micro_batches.num_micro_batches,

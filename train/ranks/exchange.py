@@ -66,6 +66,12 @@ def ranks_of_lookups(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.ui
     return ranks_B[ids.bags_N // max(ids.num_features, 1)]
 
 
+def ranks_of_batch(num_samples: int, batch_size: int, num_shares: int, num_ranks: int) -> NDArray[np.uint8]:
+    """Return the rank that computes each sample of a batch, which may have more than ``batch_size``."""
+    ranks_B = ranks_of_samples(min(num_samples, batch_size), batch_size, num_shares, num_ranks)
+    return np.pad(ranks_B, (0, num_samples - ranks_B.size), constant_values=num_ranks - 1)
+
+
 def choose_owners(
     shards: Shards, chosen: Sequence[int], num_ranks: int, num_shares: int
 ) -> NDArray[np.uint8]:
@@ -104,7 +110,7 @@ def choose_owners(
         for number in range(shards.num_training_batches):
             ids = reader.read(shards.training_batch(number))
             lookups = reader.by_row(ids)
-            ranks_B = ranks_of_samples(ids.num_samples, shards.batch_size, num_shares, num_ranks)
+            ranks_B = ranks_of_batch(ids.num_samples, shards.batch_size, num_shares, num_ranks)
             masks_U = rank_masks(lookups, ranks_of_lookups(ranks_B, ids), num_ranks)
             count_uses(keys_of(lookups, first_key_F1), masks_U, first, uses_KW)
         owners.append(owners_by_use(uses_KW, rows_of_ranks, first))
