@@ -7,7 +7,9 @@ settings by name, and leave the work to `run` and `evaluate`.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from html import escape
@@ -189,6 +191,7 @@ def fit(
     replay: Folder | None = None,
     slow_dir: Folder | None = None,
     init_from: Folder | None = None,
+    init_tables: Mapping[str, Folder | Frame] | None = None,
     tensorboard: Folder | None = None,
     checkpoint_every: int | str | None = None,
     keep_checkpoints: int | None = None,
@@ -210,6 +213,9 @@ def fit(
         replay: finished run whose batch order is used.
         slow_dir: folder of the spill file of rows beyond ``slow_bytes``; by default ``out``.
         init_from: a run whose weights and states this one starts with.
+        init_tables: by table, the vectors that its rows start with: a file of Parquet or NumPy, or a frame
+            with a column ``category``, and one of lists or one for each dimension. Rows of other categories
+            start as without it.
         tensorboard: folder for a file that TensorBoard reads.
         checkpoint_every: steps (500), or a time ("10min"), between two checkpoints; "off" writes none. By
             default 10 minutes.
@@ -242,11 +248,15 @@ def fit(
         chosen = replace(chosen, model=name_of(source))
     # Rank 0 speaks for all.
     is_shown = progress if callable(progress) else progress and is_first()
-    with shown_progress(is_shown, num_arguments=4) as shown:
+    with (
+        shown_progress(is_shown, num_arguments=4) as shown,
+        _files_of(init_tables or {}) as files,
+    ):
         options = _run.RunOptions(
             replay=_path(replay),
             slow_dir=_path(slow_dir),
             init_from=_path(init_from),
+            init_tables=files,
             tensorboard=_path(tensorboard),
             checkpoints=_checkpoints(checkpoint_every, keep_checkpoints),
             model_source=source,
@@ -321,6 +331,21 @@ def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
     built.eval()
     # Users get their module as they wrote it, without what hotset wraps around it.
     return built.module if isinstance(built, UserModel) else built
+
+
+@contextmanager
+def _files_of(tables: Mapping[str, Folder | Frame]) -> Iterator[dict[str, Path]]:
+    """Yield a file for each table, written for the time of the block where it is given as a frame."""
+    with ExitStack() as stack:
+        files: dict[str, Path] = {}
+        for name, given in tables.items():
+            if isinstance(given, str | Path):
+                files[name] = local_path(given)
+            else:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                files[name] = folder / "frame.parquet"
+                write_frame(given, files[name])
+        yield files
 
 
 def _checkpoints(every: int | str | None, keep: int | None) -> CheckpointSettings:

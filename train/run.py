@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,19 +71,24 @@ from .run_log import RunLog, TrainSummary, summarize
 
 if TYPE_CHECKING:
     from .checkpoints.best_weights import BestWeights
+    from .checkpoints.given_tables import GivenTable
+    from .rows.embeddings import RowsPart
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Where a run begins and what it reports; none of it but ``replay`` and ``init_from`` decides weights."""
+    """Where a run begins and what it reports; none of it but ``replay``, ``init_from`` and ``init_tables``
+    decides weights."""
 
     replay: Path | None = None
     """A finished run whose batch order is used instead of the placement's own."""
     init_from: Path | None = None
     """A run whose weights and states this one starts with; a finished one, or the last checkpoint of
     another."""
+    init_tables: Mapping[str, Path] = field(default_factory=dict)
+    """By table, a file whose vectors its rows start with: see `checkpoints.given_tables`."""
     slow_dir: Path | None = None
     """Folder of the spill file of rows beyond ``slow_bytes``; None: that of the run."""
     model_source: ModelSource | None = None
@@ -217,6 +223,8 @@ class PreparedRun:
     description: dict[str, Any]
     source: SourceRun | None
     """The run that this one starts from."""
+    given: Sequence[GivenTable]
+    """Files of vectors that rows start with."""
     exchange: ChosenExchange
     """Codecs of what crosses between ranks, as far as options name them."""
     leaves_codecs_open: bool
@@ -264,6 +272,13 @@ def prepare_run(
         model = choose_model(config, opened.embedding_dim)
         source = open_source(options.init_from, opened, chosen, model)
         description["init_from"] = source.fingerprint
+    given: Sequence[GivenTable] = ()
+    if options.init_tables:
+        from .checkpoints.given_tables import open_given_tables
+
+        chosen = config.optimizers(opened.embedding_optimizer)
+        given = open_given_tables(options.init_tables, opened, chosen)
+        description["init_tables"] = {each.name: each.checksum for each in given}
     # Last, when the description of this command is complete.
     if is_resumed:
         refuse_other_settings(out, recorded, description)
@@ -275,6 +290,7 @@ def prepare_run(
         order=order,
         description=description,
         source=source,
+        given=given,
         exchange=exchange,
         leaves_codecs_open=leaves_codecs_open,
     )
@@ -383,7 +399,7 @@ def build_run(
     settings = options.checkpoints
     source = start.source
     # Rows come from the checkpoint if there is one, else from the run to start with, else they are initial.
-    rows = RunStart(source.rows, is_fresh=False) if source else None
+    rows = RunStart(partial(_rows_of, start), is_fresh=source is None) if source or start.given else None
     if checkpoint is not None:
         rows = replace(checkpoint.start, is_fresh=source is None)
     trainer = build_trainer(
@@ -412,6 +428,14 @@ def build_run(
         best.reserve(trainer.weights().num_bytes)
         trainer.resumables["best_weights"] = best
     return trainer, best
+
+
+def _rows_of(start: PreparedRun) -> Iterator[RowsPart]:
+    """Yield the rows that a new run starts with; given vectors first, because the first value counts."""
+    for given in start.given:
+        yield from given.rows()
+    if start.source is not None:
+        yield from start.source.rows()
 
 
 def begin_run(

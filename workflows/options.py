@@ -45,6 +45,8 @@ OFFERED = "offered"
 """Key of a field's metadata for names that completion offers, where other values are accepted, too."""
 NO_OPTION = "no_option"
 """Key of a field's metadata for settings that only programs and tests choose."""
+REPEATED = "repeated"
+"""Key of a field's metadata for an option that is given once for each of its values."""
 COMMON = "every command"
 """Group of the options that every command has."""
 HELP_COLUMN = 26
@@ -158,6 +160,8 @@ class Option:
         """How many values argparse takes."""
         if not self.takes_value:
             return {"action": "store_true"}
+        if self.is_many and REPEATED in self.metadata:
+            return {"action": "append"}
         return {"nargs": "+"} if self.is_many else {}
 
     def parse(self, found: Any) -> Any:

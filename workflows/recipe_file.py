@@ -101,7 +101,8 @@ def arguments_of(path: Path, command: str, table: Mapping[str, Any]) -> list[str
                 hint=nearest_option(name, command, known).removeprefix("--"),
             )
         if option.takes_value:
-            found.append(f"{name}={_typed(where, value)}")
+            values = value if option.is_many and isinstance(value, list) else [value]
+            found += [f"{name}={_typed(where, each)}" for each in values]
         elif not isinstance(value, bool):
             raise ConfigError(f"{where} is {value!r}, want true or false")
         # A switch is typed to change what it is without it.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
-from ...pipeline.errors import ByteSize, ConfigError, format_byte_size
+from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, local_path
 from ...pipeline.folders.manifest import shards_in
 from ...pipeline.folders.whole_file import check_target
 from ...train.config import (
@@ -39,7 +39,7 @@ from ..console import (
     set_verbosity,
     stdout_console,
 )
-from ..options import NO_OPTION, Arg, Dir, RecipeFile
+from ..options import NO_OPTION, REPEATED, Arg, Dir, RecipeFile
 from ..recipe_file import with_recipe
 
 if TYPE_CHECKING:
@@ -84,6 +84,11 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
     """Run whose weights and optimizer states this one starts with: a finished one, or the last checkpoint of
     another. Its ids must be those of DIR, or be mapped by DIR/id_map."""
 
+    init_table: Annotated[tuple[str, ...], Arg("NAME=FILE")] = field(default=(), metadata={REPEATED: True})
+    """Table and file of vectors that its rows start with: Parquet with a column category and a column of
+    lists of floats or one for each dimension, or .npz of NumPy with categories and vectors. Rows of other
+    categories start as without it. Give the option once for each table."""
+
     slow_dir: Path | None = None
     """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
 
@@ -97,6 +102,19 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
         TrainConfig.__post_init__(self)
         CheckpointSettings.__post_init__(self)
         ExchangeOptions.__post_init__(self)
+        self._given_tables()  # refuses what is not NAME=FILE
+
+    def _given_tables(self) -> dict[str, Path]:
+        """Return the file of each table that has one."""
+        found: dict[str, Path] = {}
+        for each in self.init_table:
+            name, equals, path = each.partition("=")
+            if not (name and equals and path):
+                raise ConfigError(f"init_table must be NAME=FILE, got {each!r}")
+            if name in found:
+                raise ConfigError(f"init_table names {name!r} twice")
+            found[name] = local_path(path)
+        return found
 
     @classmethod
     def resolve(cls, arguments: Sequence[str]) -> tuple[Sequence[str], Mapping[str, Any]]:
@@ -148,6 +166,7 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
                 slow_dir=self.slow_dir,
                 checkpoints=config_of(CheckpointSettings, self),
                 init_from=self.init_from,
+                init_tables=self._given_tables(),
                 tensorboard=self.tensorboard,
                 exchange=config_of(ExchangeOptions, self),
                 provenance={

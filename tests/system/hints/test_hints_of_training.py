@@ -435,6 +435,37 @@ def test_frames_are_given_as_hints_say(shell: Shell) -> None:
     assert hotset.predict("run", "log.tsv").height == 600
 
 
+@follows(
+    "pipeline/formats/vector_file.py::VectorFile._misfit VectorFile._refuse_width "
+    "pipeline/stages/category_ids.py::CategoryIds.__init__ CategoryIds.find CategoryIds.categories "
+    "train/checkpoints/given_tables.py::open_given_tables open_given_tables#2 _look_up"
+)
+def test_vectors_and_categories_are_given_as_hints_say(shell: Shell) -> None:
+    shards = hotset.Shards("data")
+    hint = hint_of(lambda: shards.ids("C22x", ["68fd1e64"]))
+    shards.ids(hint.split("'")[1], ["68fd1e64"])
+    assert hint_of(lambda: shards.ids("C2", [7])) == "categories of C2 are hex8"
+    assert hint_of(lambda: shards.categories("C2", [10**6])).startswith("its ids go from 0 to ")
+    category = shards.categories("C2", range(9)).drop_nulls().to_numpy()[:2].astype(str)
+    given: dict[str, Any] = {"category": category, "vector": np.zeros((2, 16), np.float32)}
+    fit = partial(hotset.fit, "data", "new", threads=1)
+    assert hint_of(lambda: fit(init_tables={"C22x": given})) == "did you mean 'C22'?"
+    twice = given | {"category": category[[0, 0]]}
+    assert hint_of(lambda: fit(init_tables={"C2": twice})) == "keep one vector for each category of C2"
+    bare = Path(shutil.copytree("data/shards", "bare/shards")).parent
+    hint = hint_of(lambda: hotset.fit(bare, "new", threads=1, init_tables={"C2": given}))
+    assert hint == "give the folder that preprocess wrote (its --out)"
+    np.savez("wrong.npz", names=category, vectors=given["vector"])
+    hint = hint_of(lambda: fit(init_tables={"C2": "wrong.npz"}))
+    assert hint.endswith("numpy.savez(FILE, categories=..., vectors=...)")
+    np.savez("narrow.npz", categories=category, vectors=np.zeros((2, 8), np.float32))
+    option = hint_of(lambda: fit(init_tables={"C2": "narrow.npz"})).split(",")[0].split()[-2:]
+    shell.works("preprocess", "log.tsv", "--out", "narrow", *option)
+    hotset.fit("narrow", "narrow/run", threads=1, init_tables={"C2": "narrow.npz"})
+    np.savez("right.npz", categories=category, vectors=given["vector"])
+    fit(init_tables={"C2": "right.npz"})
+
+
 def free_port() -> str:
     """Return a port that nobody listens at."""
     with socket.socket() as opened:
