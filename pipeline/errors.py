@@ -234,6 +234,7 @@ _NOUNS: dict[Any, str] = {
     str: "text",
     ByteSize: "a number of bytes or a text such as 64MiB",
     tuple[int, ...]: "a list of whole numbers",
+    tuple[str, ...]: "a list of texts",
 }
 """The types of fields that are checked, as messages name them."""
 

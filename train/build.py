@@ -86,6 +86,7 @@ def build_trainer(
         ShardError: shards that cannot be trained on.
     """
     ranks = ranks or OneRank()
+    shards = with_options(shards, config)
     config = resolve(shards, config, ranks.num_ranks)
     chosen_model = choose_model(config, shards.embedding_dim)
     if chosen_model.kind == "tbsm":

@@ -139,6 +139,7 @@ def build_groups(
     # Rows of one dim share two tiers and a plan; a row of another dim would not fit in their slots.
     for dim, chosen in tables_by_dim([table.embedding_dim for table in tables]).items():
         placement = placements[dim]
+        frozen = tuple(number for number, table in enumerate(chosen) if tables[table].is_frozen)
         fast, slow = _build_tiers(placement, dim, optimizer, tools, (slow_tiers or {}).get(dim))
         initial = (initial_values or {}).get(dim) or InitialValues.of(seed, chosen, placement.num_rows)
         group = TableGroup(
@@ -153,7 +154,8 @@ def build_groups(
             traffic=TrafficCounter(tools.meter, slow.layout),
             threads=tools.threads,
             micro_batches=tools.micro_batches,
-            changed=_changed_rows(placement, tools.host) if tools.marks_rows else None,
+            changed=_changed_rows(placement, tools.host, frozen) if tools.marks_rows else None,
+            frozen=frozen,
         )
         groups.append(group)
     return groups
@@ -178,13 +180,14 @@ def _build_tiers(
     return fast, slow or Tier(placement.slow, embedding_dim, state_width, host=tools.host)
 
 
-def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:
+def _changed_rows(placement: Placement, host: HostMemory | None, frozen: Sequence[int]) -> ChangedRows:
     """Build the marks of changed rows, mapped where memory has a limit."""
-    if host is None or host.left_bytes is None:
-        return ChangedRows(placement.num_rows)
-    from .spill.run_plan import mapped_zeros
+    marks_R = None
+    if host is not None and host.left_bytes is not None:
+        from .spill.run_plan import mapped_zeros
 
-    return ChangedRows(placement.num_rows, mapped_zeros(host.folder, sum(placement.num_rows), np.uint8))
+        marks_R = mapped_zeros(host.folder, sum(placement.num_rows), np.uint8)
+    return ChangedRows(placement.num_rows, marks_R, frozen)
 
 
 def _check_memory(

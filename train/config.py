@@ -489,6 +489,9 @@ class TrainConfig(JsonRecord):
     """Keyword arguments of the constructor of your own class, a JSON object such as '{"hidden": 64}'; by
     default it gets none. tbsm takes history_length, attention_widths and last_widths, dcnv2 structure."""
 
+    freeze: tuple[str, ...] = field(default=(), metadata={"repeated": True})
+    """Table whose rows are read and never changed; give the option once for each."""
+
     epochs: int = 1
     """Number of passes over the training part."""
 

@@ -15,6 +15,7 @@ WIDER: dict[Any, Any] = {
     float: Real,
     ByteSize: Bytes,
     tuple[int, ...]: Sequence[int],
+    tuple[str, ...]: Sequence[str],
     FeatureSettings: Mapping[str, int],
 }
 """The types of fields whose settings take more than that type."""

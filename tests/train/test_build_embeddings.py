@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -41,7 +43,7 @@ def test_ranks_of_a_machine_share_its_cores(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(build_embeddings, "num_workers", lambda workers: 16)
-    monkeypatch.setattr(build_embeddings.os, "sched_getaffinity", lambda process: set(range(16)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
     assert num_threads(wanted) == threads
 
 
@@ -50,9 +52,7 @@ def test_a_rank_with_cores_of_its_own_takes_them_all(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(build_embeddings, "num_workers", lambda workers: 4)
-    monkeypatch.setattr(
-        build_embeddings.os, "sched_getaffinity", lambda process: set(range(16 if process else 4))
-    )
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16 if process else 4)))
     assert num_threads(None) == 4
 
 

@@ -8,52 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.totals import by_feature
-from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.naive.naive_lookups import SPEC, naive_embeddings
+from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import STAGING, STATELESS, assert_equal_bits, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
-from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
-from hotset.train.model.shapes import tables_by_dim
 from hotset.train.placements.placements import count_row_lookups
-
-SPEC = ShardSpec(
-    num_rows=(50, 40, 40, 40, 30, 30),
-    num_hot=(5, 9, 9, 9, 4, 4),
-    multi_hot=(2, 3),
-    same_table=(2, 3, 5),
-    table_dims=(4, 4, 2),
-    num_hot_only=40,
-    num_mixed=150,
-    batch_size=16,
-    skew=1.2,
-)
-"""A table of one feature, one of three, two of which are lists, and one of two with another width."""
-
-
-def naive_embeddings(tables_ND: dict[str, torch.Tensor], batch: Batch, shards: Shards) -> list[torch.Tensor]:
-    """(B, F, d) of each width, feature by feature."""
-    of_feature = {}
-    for name, ids_N, offsets_B1 in batch.features(shards.tables):
-        table = next(each for each in shards.tables if name in {one.name for one in by_feature([each])})
-        weights_ND = tables_ND[table.name]
-        ids = torch.from_numpy(ids_N.astype(np.int64))
-        if offsets_B1 is None:
-            of_feature[name] = weights_ND[ids]
-        else:
-            offsets = torch.from_numpy(offsets_B1.astype(np.int64))
-            of_feature[name] = embedding_bag(ids, weights_ND, offsets, mode="sum", include_last_offset=True)
-    features = by_feature(shards.tables)
-    widths = tables_by_dim([feature.embedding_dim for feature in features])
-    return [
-        torch.stack([of_feature[features[number].name] for number in numbers], dim=1)
-        for numbers in widths.values()
-    ]
 
 
 def test_training_is_that_of_tables_of_torch_that_features_share(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def _of_finished(
                 ids_N = np.arange(first, min(first + _PART_ROWS, table.num_rows), dtype=np.int32)
                 part = _new_part(number, ids_N, weights.rows(table.name, first, first + ids_N.size), chosen)
                 # States go over only where both runs use the same optimizer; others begin with zeros.
-                if has_states is not None and part.state_NW.shape[1]:
+                if has_states is not None and table.name in has_states:
                     part.state_NW[:] = has_states.rows(table.name, first, first + ids_N.size).numpy()
                 _refuse_not_finite(part, table.name)
                 yield _mapped(part, maps)
@@ -294,12 +294,12 @@ def optimizer_states(trainer: Trainer) -> Weights:
         for name, tensor in dense_state(trainer.model, trainer.dense_optimizers).items()
         if is_optimizer_state(name)
     }
-    # A table has states only where the optimizer of its rows keeps any.
+    # A table has states only where the optimizer of its rows keeps any, and steps change them.
     widths = table_sizes(trainer.shards, trainer.config).widths
     tables = {
         table.name: ((table.num_rows, width), partial(trainer.embeddings.table_parts, number, state=True))
         for number, (table, (_, width)) in enumerate(zip(trainer.shards.tables, widths, strict=True))
-        if width
+        if width and not table.is_frozen
     }
     # The last step has written all rows back, so tables are read where they live.
     return Weights.of_run(dense, tables)

@@ -63,6 +63,8 @@ class EmbeddingTable:
     """Elements of its longest history, of which each keeps its embedding; None: those of a bag are added."""
     features: tuple[TableFeature, ...] = ()
     """Features that look up in it; empty where that is the one of its name alone."""
+    is_frozen: bool = False
+    """Whether no step changes its rows."""
 
     @property
     def is_history(self) -> bool:

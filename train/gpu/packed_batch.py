@@ -548,11 +548,14 @@ class GroupTensors:
     layout: SlotLayout
     seeds: SeedTables
     root_scales_T: torch.Tensor
+    is_frozen_F: torch.Tensor | None
+    """bool; tables whose rows no step changes. None: there are none."""
 
     @classmethod
     def of(cls, group: TableGroup, device: Device) -> GroupTensors:
         """Take the tensors of both tiers, and copy the kernels' other inputs."""
         fast, slow = group.fast, group.slow
+        is_frozen_F = np.isin(np.arange(len(group.tables)), group.frozen)
         return cls(
             group,
             RowTensors(fast.weights_SD, fast.state_SW),
@@ -560,6 +563,7 @@ class GroupTensors:
             SlotLayout.of(fast.layout, device.torch_device),
             SeedTables.of(slow.layout, group.initial, device.torch_device),
             torch.from_numpy(group.optimizer.root_scales).to(device.torch_device),
+            torch.from_numpy(is_frozen_F).to(device.torch_device) if group.frozen else None,
         )
 
     @property

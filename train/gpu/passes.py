@@ -84,6 +84,8 @@ class GroupWork:
     """Rows of all lookups; empty where kernels gather them as they go."""
     grad_BFD: torch.Tensor
     partials_LKD: torch.Tensor
+    changed_U: torch.Tensor
+    """Slots of the distinct rows that a step changes, where some tables are frozen."""
 
     @classmethod
     def of(cls, room: BatchRoom, embedding_dim: int, device: Device, *, has_vectors: bool) -> GroupWork:
@@ -94,6 +96,7 @@ class GroupWork:
             device.allocate(shape if has_vectors else [0], torch.float32),
             device.allocate(shape, torch.float32),
             room.new_partials(embedding_dim, device.torch_device),
+            device.allocate([room.num_rows], torch.int32),
         )
 
 
@@ -175,6 +178,16 @@ class RecordedWork:
             self.is_recorded = False
             reason = first_line(error)
             _log.warning("the device cannot record %r, so each kernel is queued by itself: %s", name, reason)
+
+
+def _without_frozen(
+    lists: BatchLists, decoded: DecodedBatch, is_frozen_F: torch.Tensor, changed_U: torch.Tensor
+) -> None:
+    """Write the slots of distinct rows, with -1 for those of frozen tables."""
+    # Rows are table after table; what follows the last one is never used.
+    numbers_U = torch.arange(changed_U.numel(), dtype=torch.int32, device=changed_U.device)
+    tables_U = torch.searchsorted(lists.row_offsets_F1[1:-1].contiguous(), numbers_U, right=True)
+    changed_U.copy_(torch.where(is_frozen_F[tables_U], -1, decoded.slots_U))
 
 
 Kernels = Mapping[str, Callable[..., None]]
@@ -404,10 +417,14 @@ class DevicePasses:
         ):
             numbers = StepNumbers(rates_T, group.root_scales_T)
             optimizer = group.rows.optimizer
+            decoded = work.decoded
+            if group.is_frozen_F is not None:
+                self._launch(_without_frozen, lists, decoded, group.is_frozen_F, work.changed_U)
+                decoded = decoded._replace(slots_U=work.changed_U)
             self._launch(
                 "sum_and_step",
                 lists,
-                work.decoded,
+                decoded,
                 work.grad_BFD,
                 work.partials_LKD,
                 optimizer,

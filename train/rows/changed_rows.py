@@ -34,17 +34,19 @@ def _mark(
     rows_U: NDArray[np.int32],
     first_F1: NDArray[np.int64],
     base_F: NDArray[np.int64],
+    tables_C: NDArray[np.int64],
     marks_R: NDArray[np.uint8],
 ) -> None:
-    """Mark distinct rows as changed and used.
+    """Mark distinct rows of some tables as changed and used.
 
     Args:
         rows_U: (num_distinct,); their ids, table after table.
         first_F1: (num_tables + 1,); where those of each table begin.
         base_F: (num_tables,); number of the first row of each table.
+        tables_C: (num_chosen,); those tables.
         marks_R: (num_rows,), updated.
     """
-    for table in range(base_F.size):
+    for table in tables_C:
         for i in range(first_F1[table], first_F1[table + 1]):
             marks_R[base_F[table] + rows_U[i]] |= np.uint8(5)
 
@@ -64,12 +66,20 @@ class ChangedRows:
     Args:
         num_rows: rows of each table of the group.
         marks_R: (all of them,), zeros; memory to use.
+        frozen: positions of the tables whose rows no step changes.
     """
 
-    def __init__(self, num_rows: Sequence[int], marks_R: NDArray[np.uint8] | None = None) -> None:
+    def __init__(
+        self,
+        num_rows: Sequence[int],
+        marks_R: NDArray[np.uint8] | None = None,
+        frozen: Sequence[int] = (),
+    ) -> None:
         self.layout = Layout.of([0] * len(num_rows), num_rows)
         """Numbers the rows of the group from 0, table after table."""
         self._marks_R = np.zeros(self.layout.num_own_slots, np.uint8) if marks_R is None else marks_R
+        self._tables_C = np.setdiff1d(np.arange(len(num_rows)), np.array(frozen, np.int64))
+        """Tables whose rows steps change."""
         self._first_pending = 0
         """Where `take_pending` goes on."""
         self._unmarked: deque[LookupsByRow] = deque()
@@ -89,7 +99,7 @@ class ChangedRows:
         with self._lock:
             if self._unmarked:
                 self._mark_all()
-            _mark(lookups.rows_U, lookups.first_F1, self.layout.base_F, self._marks_R)
+            _mark(lookups.rows_U, lookups.first_F1, self.layout.base_F, self._tables_C, self._marks_R)
 
     def catch_up(self, *, waits: bool = True) -> None:
         """Mark the rows that were left for later.
@@ -196,4 +206,4 @@ class ChangedRows:
     def _mark_all(self) -> None:
         while self._unmarked:
             lookups = self._unmarked.popleft()
-            _mark(lookups.rows_U, lookups.first_F1, self.layout.base_F, self._marks_R)
+            _mark(lookups.rows_U, lookups.first_F1, self.layout.base_F, self._tables_C, self._marks_R)

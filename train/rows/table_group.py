@@ -38,6 +38,16 @@ _ROWS_AT_ONCE = 1 << 13
 """Rows that a thread copies at a time."""
 
 
+def without_tables(
+    lookups: LookupsByRow, slots_U: NDArray[np.int64], tables: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return the slots of distinct rows, with -1 for those of some tables."""
+    slots_U = slots_U.copy()
+    for table in tables:
+        slots_U[lookups.first_F1[table] : lookups.first_F1[table + 1]] = -1
+    return slots_U
+
+
 @dataclass(frozen=True, slots=True)
 class InPlaceWork:
     """The work of a table group on its slow tier."""
@@ -51,6 +61,8 @@ class InPlaceWork:
     """Back end of the slow tier."""
     traffic: TrafficCounter
     threads: WorkThreads
+    frozen: tuple[int, ...] = ()
+    """As in `TableGroup`."""
 
     def send_bags(self, part: GroupStep, pooled_PD: torch.Tensor) -> None:
         """Look up and pool on the slow tier; send one vector per bag."""
@@ -101,11 +113,26 @@ class InPlaceWork:
         # Either one gradient per bag is sent and summed here, or they are summed there, one per distinct row.
         if part.plan.in_place.sends == "bags":
             self._count_vector_per_bag("to_slow", part.ids)
-            self.rows.update(self.slow, by_bag, slots_U, grad_PD.cpu(), part.ids.num_features, rate)
+            changed_U = without_tables(part.lookups, slots_U, self.frozen) if self.frozen else slots_U
+            self.rows.update(self.slow, by_bag, changed_U, grad_PD.cpu(), part.ids.num_features, rate)
             return
         self.traffic.rows("to_slow", slots_U, self._vector_bytes)
         sums_UD = self.fast_rows.sums(by_bag, grad_PD, part.ids.num_features)
-        self.rows.apply(self.slow, slots_U, sums_UD.cpu(), rate)
+        self._apply(part.lookups, slots_U, sums_UD.cpu(), rate)
+
+    def _apply(
+        self,
+        lookups: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        sums_UD: torch.Tensor,
+        rate: float | None,
+    ) -> None:
+        """Take one optimizer step on the distinct rows of a batch that may change."""
+        if self.frozen:
+            is_changed_U = without_tables(lookups, slots_U, self.frozen) >= 0
+            slots_U = slots_U[is_changed_U]
+            sums_UD = sums_UD[torch.from_numpy(is_changed_U)]
+        self.rows.apply(self.slow, slots_U, sums_UD, rate)
 
     def slots_of_rows(self, lookups: LookupsByRow) -> NDArray[np.int64]:
         """Return the slots of distinct rows on the slow tier, which holds all."""
@@ -135,7 +162,7 @@ class InPlaceWork:
     ) -> None:
         """Take one optimizer step on distinct rows, from gradient sums on the host."""
         self._count_vector_per_row("to_slow", lookups)
-        self.rows.apply(self.slow, slots_U, sums_UD, rate)
+        self._apply(lookups, slots_U, sums_UD, rate)
 
     @property
     def _vector_bytes(self) -> int:
@@ -246,6 +273,8 @@ class TableGroup:
     """Micro-batches, whose gradients are summed separately."""
     changed: ChangedRows | None = None
     """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
+    frozen: tuple[int, ...] = ()
+    """Tables whose rows no step changes, by their positions in the group."""
     staged: StagedRows = field(init=False)
     """The rows in staging slots."""
     in_place: InPlaceWork = field(init=False)
@@ -259,7 +288,7 @@ class TableGroup:
         self._fast_rows = backend_of(self.fast.device, self.optimizer, self.threads, self.micro_batches)
         slow_rows = NumbaRows(self.optimizer, self.threads, self.micro_batches)
         self.in_place = InPlaceWork(
-            self.fast, self.slow, self._fast_rows, slow_rows, self.traffic, self.threads
+            self.fast, self.slow, self._fast_rows, slow_rows, self.traffic, self.threads, self.frozen
         )
         no_vectors = torch.empty(0, self.embedding_dim, dtype=torch.float32, device=self.fast.device)
         self._vectors = {"pooled": no_vectors, "looked_up": no_vectors}
@@ -364,14 +393,17 @@ class TableGroup:
         num_features = part.ids.num_features
         own_U, slots_U = self._slots(part.lookups, part.plan)
         if part.plan.split is None:
-            self._fast_rows.update(self.fast, by_bag, slots_U, grad_PD, num_features, rate)
+            changed_U = without_tables(part.lookups, slots_U, self.frozen) if self.frozen else slots_U
+            self._fast_rows.update(self.fast, by_bag, changed_U, grad_PD, num_features, rate)
             return
         # Rows that this process owns are updated right away; then each pass loads its rows again, updates
         # them and writes them back. The sum of a row is over the whole batch, whichever pass updates it.
-        self._fast_rows.update(self.fast, by_bag, own_U, grad_PD, num_features, rate)
+        changed_U = without_tables(part.lookups, own_U, self.frozen)
+        self._fast_rows.update(self.fast, by_bag, changed_U, grad_PD, num_features, rate)
         for load, moves, slots_of_pass in self._passes(part.plan.split, own_U):
             self.load(load)
-            self._fast_rows.update(self.fast, by_bag, slots_of_pass, grad_PD, num_features, rate)
+            changed_U = without_tables(part.lookups, slots_of_pass, self.frozen)
+            self._fast_rows.update(self.fast, by_bag, changed_U, grad_PD, num_features, rate)
             self.load(Transfer(write_back=moves))
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:

@@ -262,7 +262,10 @@ def refuse_other_settings(path: Path, recorded: Mapping[str, Any], description: 
     """Raise HotsetError unless an unfinished run has these settings, but for threads and the mover."""
     # Through JSON, so that tuples and lists compare as the file has them.
     wanted = settings_of(json.loads(json.dumps(description)))
-    for name, value in differences(settings_of(without_removed(path, recorded)), wanted):
+    found = without_removed(path, recorded)
+    if isinstance(found.get("config"), dict):
+        found["config"] = _ADDED | found["config"]
+    for name, value in differences(settings_of(found), wanted):
         raise HotsetError(
             f"{path} holds an unfinished run with other settings: {name} is {value[0]!r}, here {value[1]!r}",
             hint="give the settings of that run to resume it, or another --out, or remove the folder",
@@ -301,6 +304,8 @@ _REMOVED: dict[str, object] = {
     "evaluate_time": None,
 }
 """Settings that `TrainConfig` and its recipe no longer have, with the values that a run may have had."""
+_ADDED: dict[str, object] = {"freeze": [], "last_batch": "keep"}
+"""Settings that earlier versions did not have, with what they did."""
 _REMOVED_OF_EXCHANGE: dict[str, tuple[object, ...]] = {
     "decay": ("none", "linear"),
     "sync_rows": (0,),

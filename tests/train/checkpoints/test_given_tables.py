@@ -150,7 +150,7 @@ class StoppedError(Exception):
 def test_a_stopped_run_resumes_with_the_same_file_alone(
     data: Path, item_file: Path, tmp_path: Path, placement: str
 ) -> None:
-    def stop(stage: str, done: int, total: int, note: str, *_: object) -> None:
+    def stop(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
         if stage == "train" and done > total / 2:
             raise StoppedError
 

@@ -135,7 +135,7 @@ def test_ranks_and_a_resumed_run_end_with_the_bits_of_one(
         with monkeypatch.context() as patched:
             train_on_ranks(2, patched, tmp_path, config, ranked)
 
-        def stop(stage: str, done: int, total: int, note: str, *_: object) -> None:
+        def stop(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
             # In the middle of the second epoch.
             if stage == "train" and done > 0.7 * total:
                 raise KeyboardInterrupt
