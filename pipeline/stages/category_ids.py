@@ -24,7 +24,7 @@ from ..formats.arrow_files import NO_NULLS, read_batch, validity_of, values_of
 from ..formats.columns import texts_of_table
 from ..raw.column_values import is_list, plain
 from ..raw.tabular import misfit, parse_batch
-from ..raw.text_lists import Spans
+from ..raw.text_fields import Spans
 from ..schema.schema import TIME_KINDS, Schema, nearest, shown
 
 _CATEGORY = "category"
@@ -82,12 +82,12 @@ class CategoryIds:
             (), (_CATEGORY,), (kind,), None, format="parquet", missing=self._missing, renamed=renamed
         )
         where = f"{source}: " if source else ""
-        fault = misfit(schema, column, values.type, has_label=False)
+        batch = pa.record_batch([values], names=[column])
+        fault = misfit(schema, batch.schema, has_label=False)
         if is_list(values.type):
             fault = f"column {column!r} is {values.type}, want one category in each row"
         if fault is not None:
             raise InputError(f"{where}{fault}", hint=f"categories of {self.table.name} are {kind}")
-        batch = pa.record_batch([values], names=[column])
         part = parse_batch(batch, schema, has_label=False)
         if part.fault is not None:
             row = first_row + part.fault.line_in_block + 1
