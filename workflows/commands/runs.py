@@ -246,9 +246,8 @@ def page_of_runs(runs: Sequence[Run], folder: Path) -> str:
             # One point is no curve, and the table has it.
             if any(len(curve) > 1 for curve in curves.values())
         ]
-        made = TextTable(
-            ("run", "made by"), [[run.name, run.fault or _provenance(run)] for run in group], num_texts=3
-        )
+        makers = [[run.name, run.fault or _provenance(run)] for run in group]
+        made = TextTable(("run", "made by"), [each for each in makers if each[1]], num_texts=3)
         text = "The best AUC first, with the settings that differ."
         sections.append(
             Section(f"runs-{number}", table.title, text, None, [made], [replace(table, title="")])
