@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from .raw.column_values import Values, is_list, is_text, plain, read_column
 from .raw.text_fields import BAD, GOOD, MISSING, Spans
 from .raw.text_lists import ListForm, ListSpans
 from .raw.times import is_temporal
-from .schema.schema import Schema, check_name
-from .schema.schema_file import write_schema
+from .schema.schema import check_name, key_of
+from .schema.schema_file import toml_of
+from .schema.schema_keys import BRACKETS, entry_of
 
 MIN_ROWS_TO_JUDGE = 100
 """Rows from which on a constant is no accident."""
@@ -28,8 +29,10 @@ _SURE_SEPARATORS = "|^\x01\x02\x03\x04\x05"
 """Those that no prose has."""
 _LIST_SHARE = 1 / 3
 """Share of the fields with something in them that have a separator, from which on they look like lists."""
+_FEW_ODD = 0.05
+"""Share of values that are no numbers up to which a column of text was meant to be one of numbers."""
+_DECIMAL = re.compile(r"[+-]?\d*\.(\d+)")
 _IN_BRACKETS = re.compile(r"\s*[\[({][^\[\](){}]*[\])}]\s*")
-_ELEMENT = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[^{}]+'
 _WEIGHTED = re.compile(r"(.+)(:|=)[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 _CODE = re.compile(r"\S*\d\S*")
 """An element that is no word of prose."""
@@ -45,64 +48,36 @@ class InferredColumn:
     """A column as the sampled rows show it."""
 
     name: str
-    kind: str
-    """One of KINDS, or float; of a column of times the kind of its first feature."""
-    num_distinct: int
+    features: tuple[dict[str, Any], ...]
+    """What it may become: the keys of each feature in a schema file. A float is a dense one."""
+    num_distinct: int = 0
     """Distinct values without missing ones; for lists, distinct elements."""
-    num_missing: int
-    note: str
+    num_missing: int = 0
+    note: str = ""
     """Description for people."""
-    is_used: bool
+    is_used: bool = True
     """Whether the column is proposed as a feature; the note says why not."""
     lists: ListForm | None = None
     """How lists are written, of a column that holds any."""
     is_readable: bool = True
     """Whether the column could be used, if someone wants it all the same."""
-    is_transformed: bool = True
-    """Whether a float gets the default transform; it makes 0 of negative values."""
     times: InferredTimes | None = None
-    """The features of a column of times, which are proposed in place of its values."""
+    """How times are written, of a column whose features are made from them."""
 
     @property
-    def is_list(self) -> bool:
-        """Whether its rows hold lists."""
-        return self.lists is not None
-
-    @property
-    def features(self) -> Sequence[tuple[str, str]]:
-        """Name and kind of each feature that the column may become."""
-        return self.times.features if self.times is not None else ((self.name, self.kind),)
+    def kind(self) -> str:
+        """Kind of its first feature: one of KINDS or TIME_KINDS, or float."""
+        return str(self.features[0]["kind"])
 
     @property
     def line(self) -> str:
         """The line of the column in a schema file."""
-        format = "csv" if self.lists is None or self.lists.separator else "parquet"
-        return write_schema(schema_of([self], format=format)).splitlines()[-1]
+        return f"{key_of(self.name)} = {toml_of(entry_of(self.features))}"
 
 
-def schema_of(columns: Sequence[InferredColumn], **keys: Any) -> Schema:
-    """Return the schema of the features that columns become; ``keys`` are its other fields."""
-    dense = [column.name for column in columns if column.kind == "float"]
-    sparse = [column for column in columns if column.kind != "float"]
-    features = [(column, name, kind) for column in sparse for name, kind in column.features]
-    lists = [(column.name, column.lists) for column in sparse if column.lists is not None]
-    times = [(name, column.times) for column, name, _ in features if column.times is not None]
-    return Schema(
-        dense=tuple(dense),
-        sparse=tuple(name for _, name, _ in features),
-        kinds=tuple(kind for *_, kind in features),
-        lists=tuple((name, each.separator) for name, each in lists),
-        brackets=tuple(name for name, each in lists if each.has_brackets),
-        weight_separators=tuple(
-            (name, each.weight_separator) for name, each in lists if each.weight_separator
-        ),
-        floats=tuple(dense),
-        untransformed=tuple(column.name for column in columns if not column.is_transformed),
-        renamed=tuple((name, column.name) for column, name, _ in features if name != column.name),
-        time_units=tuple((name, each.form.unit) for name, each in times if each.form.unit),
-        time_formats=tuple((name, each.form.format) for name, each in times if each.form.format),
-        **keys,
-    )
+def _left_out(name: str, why: str) -> InferredColumn:
+    """Return a column that cannot be used."""
+    return InferredColumn(name, ({"kind": "text"},), note=why, is_used=False, is_readable=False)
 
 
 def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> InferredColumn:
@@ -117,67 +92,51 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
     # What ingest would refuse is left out, whatever it holds.
     fault = _unusable(name, values, names)
     if fault:
-        return InferredColumn(name, "text", 0, 0, fault, False, is_readable=False)
-    is_parquet = not isinstance(values, Spans)
-    holds_lists = is_parquet and is_list(values.type)
-    is_bool = is_parquet and pa.types.is_boolean(values.type)
-    if is_parquet:
+        return _left_out(name, fault)
+    lists, is_bool = None, False
+    if not isinstance(values, Spans):
+        lists = ListForm("") if is_list(values.type) else None
+        is_bool = pa.types.is_boolean(values.type)
         values = plain(values)
-    times = None if holds_lists else infer_times(name, values, names)
+    times = None if lists else infer_times(name, values, names)
     if times is not None and times.is_certain:
-        kind = times.features[0][1] if times.features else "text"
-        is_used = bool(times.features)
-        return InferredColumn(name, kind, 0, 0, times.note, is_used, is_readable=is_used, times=times)
-    fitting = next(_fitting_kinds(values), None)
-    if fitting is None:
-        fault = "it holds neither text nor finite numbers"
-        return InferredColumn(name, "text", 0, 0, fault, False, is_readable=False)
+        return _of_times(name, times) if times.features else replace(_left_out(name, times.note), times=times)
+    found = _read_plainest(values)
+    if found is None:
+        return _left_out(name, _no_number(values))
 
     # Text may be lists, for certain or perhaps.
-    kind, found = fitting
-    column = _described(name, kind, found, ListForm("") if holds_lists else None, is_bool=is_bool)
+    column = _described(name, *found, lists, is_bool=is_bool)
     hints = []
     if times is not None:
-        other = replace(column, kind=times.features[0][1], lists=None, times=times)
-        hints.append(f"if these are times, write: {other.line}")
-    if isinstance(values, Spans) and kind == "text":
-        lists, is_certain, remark = infer_list(texts_of(values))
-        hints += [each for each in (remark, _odd_values(values)) if each]
-        if lists is not None:
-            kind, found = next(_fitting_kinds(ListSpans(values, lists)))
-            other = _described(name, kind, found, lists)
+        hints.append(f"if these are times, write: {_of_times(name, times).line}")
+    if isinstance(values, Spans) and column.kind == "text":
+        form, is_certain, remark = infer_list(texts_of(values))
+        hints += filter(None, [remark, _odd_values(name, values)])
+        as_lists = None if form is None else _read_plainest(ListSpans(values, form))
+        if as_lists is not None:
+            other = _described(name, *as_lists, form)
             if is_certain or name.endswith("_seq"):  # the types in names of RecBole's files
-                column = other
+                column, found = other, as_lists
             else:
-                kind, found = fitting
                 hints.append(f"if these are lists, write: {other.line}")
 
     # What teaches a model nothing, or cannot teach it in this form, is left out.
-    reason = _no_feature(kind, found, column, num_rows)
+    reason = _no_feature(found[1], column, num_rows)
     if reason:
         return replace(column, note="; ".join([reason, *hints]), is_used=False)
     # The rest is proposed, with what has to be known to choose well.
-    notes = [column.note]
-    is_transformed = True
-    if kind == "float":
-        negative, is_transformed = _negative_share(found)
-        if negative:
-            becomes = ", which log1p turns into 0" if is_transformed else ""
-            notes = [f"{column.note}, {negative} negative{becomes}"]
-    return replace(column, note="; ".join([*notes, *hints]), is_transformed=is_transformed)
+    if column.kind == "float":
+        column = _with_transform(column, found[1])
+    return replace(column, note="; ".join([column.note, *hints]))
 
 
-_FEW_ODD = 0.05
-"""Share of values that are no numbers up to which a column of text was meant to be one of numbers."""
-
-
-def _odd_values(values: Spans) -> str:
-    """Return a remark on the few values that keep a column from being one of numbers."""
-    states = read_column(values, "float").states
-    num_odd, num_values = int(np.count_nonzero(states == BAD)), int(np.count_nonzero(states != MISSING))
-    if not 0 < num_odd <= _FEW_ODD * num_values:
-        return ""
-    return f"{num_odd:,} of {num_values:,} values {'is no number' if num_odd == 1 else 'are no numbers'}"
+def _of_times(name: str, times: InferredTimes) -> InferredColumn:
+    """Return a column of times: the hour and the weekday."""
+    form = {"unit": times.form.unit, "format": times.form.format}
+    written = {key: value for key, value in form.items() if value}
+    features = tuple({"kind": kind, **written, "name": feature} for feature, kind in times.features)
+    return InferredColumn(name, features, note=times.note, times=times)
 
 
 def _described(
@@ -193,10 +152,15 @@ def _described(
     if found.offsets is not None:
         lengths = np.diff(found.offsets)
         notes.append(f"lists of {lengths.mean():.1f} on average, {lengths.max()} at most")
-    return InferredColumn(name, kind, num_distinct, num_missing, ", ".join(notes), True, lists)
+    keys: dict[str, Any] = {"kind": kind}
+    if lists is not None:
+        marks = {"separator": lists.separator, "weight_separator": lists.weight_separator}
+        keys["list"] = BRACKETS if lists.has_brackets else True
+        keys |= {key: mark for key, mark in marks.items() if mark}
+    return InferredColumn(name, (keys,), num_distinct, num_missing, ", ".join(notes), lists=lists)
 
 
-def _no_feature(kind: str, found: Values, column: InferredColumn, num_rows: int) -> str | None:
+def _no_feature(found: Values, column: InferredColumn, num_rows: int) -> str | None:
     """Return why a column is no feature: it never changes, or its values never recur."""
     if num_rows < MIN_ROWS_TO_JUDGE:
         return None
@@ -206,28 +170,59 @@ def _no_feature(kind: str, found: Values, column: InferredColumn, num_rows: int)
     is_single = found.offsets is None or bool((np.diff(found.offsets) == 1).all())
     if column.num_distinct == 1 and not column.num_missing and is_single:
         return "every row has the same value"
-    if kind == "float" or found.offsets is not None or column.num_distinct < num_values:
+    if column.kind == "float" or found.offsets is not None or column.num_distinct < num_values:
         return None
     # The rows of a sample from several places are numbered with gaps.
     steps = np.diff(found.values[found.states == GOOD].view(np.int64))
-    if kind == "integer" and (steps > 0).all() and (steps == 1).mean() > 0.9:
+    if column.kind == "integer" and (steps > 0).all() and (steps == 1).mean() > 0.9:
         return "it numbers the rows"
     if num_values < _MIN_DIFFERENT:
         return None
     return "no value occurs twice" if column.num_missing else "every row has another value"
 
 
-def _negative_share(found: Values) -> tuple[str, bool]:
-    """Return the share of negative values as text, empty if there are none, and whether to keep log1p.
+def _with_transform(column: InferredColumn, found: Values) -> InferredColumn:
+    """Return a column of floats: negative ones have no logarithm, so that they keep their values.
 
     Without a transform a value must fit in a float32; a column that does not keeps log1p.
     """
     values = found.values[found.states != MISSING]
     share = float((values < 0).mean()) if values.size else 0.0
     if not share:
-        return "", True
-    fits = bool((np.abs(values) <= np.finfo(np.float32).max).all())
-    return f"{share:.0%}" if share >= 0.005 else "under 1%", not fits
+        return column
+    note = f"{column.note}, {f'{share:.0%}' if share >= 0.005 else 'under 1%'} negative"
+    if (np.abs(values) > np.finfo(np.float32).max).any():
+        return replace(column, note=f"{note}, which log1p turns into 0")
+    return replace(column, note=note, features=({"kind": "float", "transform": "none"},))
+
+
+def _odd_values(name: str, values: Spans) -> str:
+    """Return a remark on what keeps a column of text from being one of numbers."""
+    states = read_column(values, "float").states
+    num_odd, num_values = int(np.count_nonzero(states == BAD)), int(np.count_nonzero(states != MISSING))
+    if not num_odd and _are_versions(values):
+        amounts = f'{key_of(name)} = "float"'
+        return f"numbers such as 1.9 beside 1.10; if they are amounts, write under [dense]: {amounts}"
+    if not 0 < num_odd <= _FEW_ODD * num_values:
+        return ""
+    return f"{num_odd:,} of {num_values:,} values {'is no number' if num_odd == 1 else 'are no numbers'}"
+
+
+def _are_versions(values: Spans) -> bool:
+    """Return whether decimals are codes, such as 1.9 and 1.10: one ends in a zero, another one is shorter."""
+    decimals = [found[1] for found in map(_DECIMAL.fullmatch, set(texts_of(values))) if found]
+    least = min(map(len, decimals), default=0)
+    return any(each.endswith("0") and len(each) > least for each in decimals)
+
+
+def _no_number(values: Any) -> str:
+    """Return why no kind fits a typed column."""
+    if not is_list(values.type) and pa.types.is_floating(values.type):
+        num_infinite = int(np.isinf(values.drop_null().to_numpy(zero_copy_only=False)).sum())
+        if num_infinite:
+            which = "value is" if num_infinite == 1 else "values are"
+            return f'{num_infinite:,} {which} infinite: with missing = ["inf", "-inf"] they are missing'
+    return "it holds neither text nor finite numbers"
 
 
 def _unusable(name: str, values: Any, names: list[str]) -> str | None:
@@ -254,21 +249,22 @@ def _unusable(name: str, values: Any, names: list[str]) -> str | None:
     return None
 
 
-def _fitting_kinds(values: Any) -> Iterator[tuple[str, Values]]:
-    """Kinds that no value contradicts, the plainest first, with the values read so."""
+def _read_plainest(values: Any) -> tuple[str, Values] | None:
+    """Return the plainest kind that no value contradicts, with the values read so; None if there is none."""
     is_spans = isinstance(values, (Spans, ListSpans))
-    # An empty column fits every kind; of text it is called text, the widest.
     for kind in _kinds_for(values):
         found = read_column(values, kind)
+        # An empty column fits every kind; of text it is called text, the widest.
         is_empty = bool((found.states == MISSING).all())
         if (found.states == BAD).any() or (is_empty and is_spans and kind != "text"):
             continue
-        # Whole numbers that fit no integer kind, and codes such as 007, would lose digits as numbers.
+        # Whole numbers that fit no integer kind, and codes such as 007 or 1.10, would lose digits.
         if isinstance(values, Spans) and kind in ("integer", "unsigned", "float"):
             is_whole = kind == "float" and bool((found.values == np.floor(found.values)).all())
-            if is_whole or _have_leading_zeros(values):
+            if is_whole or _have_leading_zeros(values) or (kind == "float" and _are_versions(values)):
                 continue
-        yield kind, found
+        return kind, found
+    return None
 
 
 def _kinds_for(values: Any) -> tuple[str, ...]:

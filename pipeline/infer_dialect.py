@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, islice, pairwise
+from itertools import accumulate, compress, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,8 @@ class Sample:
     """Description of where the lines are."""
     num_known: int
     """Lines from the beginning, whose numbers are those of the log."""
+    seams: tuple[int, ...] = ()
+    """Lines before which the log goes on elsewhere."""
     is_guessed: bool = False
     """Whether another encoding would do as well."""
 
@@ -87,17 +89,26 @@ def read_sample(file: RawFile) -> Sample:
     chunks = [block.read().lines.tobytes() for block in islice(blocks, 3)]
     is_whole = next(blocks, None) is None
     places = "its first 3 MiB"
-    known = chunks
-    if file.compression is None and encoding == UTF_8 and not is_whole:
+    are_spread = file.compression is None and encoding == UTF_8 and not is_whole
+    if are_spread:
         places = f"the first, the middle and the last MiB of {format_byte_size(file.num_bytes)}"
         starts = (file.num_bytes // 2, file.num_bytes - _CHUNK_BYTES)
-        known = chunks[:1]
         chunks[1:] = [PlainBlock(file, start, _CHUNK_BYTES, False).read().lines.tobytes() for start in starts]
+    ends = list(accumulate(chunk.count(b"\n") for chunk in chunks))
+    seams = [] if is_whole else ends[:-1] if are_spread else ends[-1:]
     chunks[0] = chunks[0].removeprefix(codecs.BOM_UTF8)
     rests = [chunk.split(b"\n", _TRIED_LINES)[_TRIED_LINES:] for chunk in chunks]
     heads = [chunk.removesuffix(b"".join(rest)) for chunk, rest in zip(chunks, rests, strict=True)]
-    num_known = sum(chunk.count(b"\n") for chunk in known)
-    return Sample(b"".join(chunks), b"".join(heads), encoding, is_whole, places, num_known, is_guessed)
+    return Sample(
+        b"".join(chunks),
+        b"".join(heads),
+        encoding,
+        is_whole,
+        places,
+        num_known=ends[0 if are_spread else -1],
+        seams=tuple(end + 1 for end in seams),
+        is_guessed=is_guessed,
+    )
 
 
 def _encoding_of(start: bytes) -> tuple[str, bool]:

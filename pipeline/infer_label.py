@@ -72,29 +72,32 @@ def infer_label(
 ) -> InferredLabel:
     """Return the label: a column of two values, ratings or counts whose name says so."""
     values = dict(columns)
-    found = [_candidate_of(column, values[column.name]) for column in inferred if _may_be_label(column)]
-    candidates = [each for each in found if each is not None]
+    candidates = [
+        each for each in (_candidate_of(column, values[column.name]) for column in inferred) if each
+    ]
     named = sorted((each for each in candidates if each.rank is not None), key=lambda each: each.rank or 0)
     others = [each for each in candidates if each.rank is None]
     choice = named or [each for each in others if each.is_clear and not has_names]
     if not choice:
         notes = [_nothing_chosen(others)]
-        rest = [column for column in inferred if column.num_distinct > 2 and _is_plain(column.name)]
         notes += [
             f"{column.name!r} is called like a label, but has {column.num_distinct:,} distinct values, among "
             "them text. A footer, or a word for a missing value?"
-            for column in rest
-            if column.kind == "text" and not column.is_list
+            for column in inferred
+            if column.num_distinct > 2
+            and _is_plain(column.name)
+            and (column.kind, column.lists) == ("text", None)
         ]
         return InferredLabel(None, tuple(each.name for each in others), notes=tuple(notes))
     chosen = choice[0]
     rivals = tuple(each.name for each in candidates if each is not chosen)
+    other_names = tuple(each.name for each in named[1:])
     notes = []
     if not named:
         so_are = f"; so are {_listed(rivals)}" if rivals else ""
         notes.append(f"The label is a guess: {chosen.name} is the first column of zeros and ones{so_are}.")
-    elif named[1:]:
-        called = _listed([each.name for each in named[1:]])
+    elif other_names:
+        called = _listed(other_names)
         notes.append(f"The label is {chosen.name!r}. Called like labels as well, so left out: {called}.")
         plain = [each.name for each in named if each.above is None and not each.positive]
         if chosen.name in plain[:1] and plain[1:]:
@@ -105,7 +108,6 @@ def infer_label(
     notes += [chosen.note] if chosen.note else []
     if next(column for column in inferred if column.name == chosen.name).num_distinct == 1:
         notes.append(f"All values of {chosen.name!r} are the same: nothing can be learned from these rows.")
-    other_names = tuple(each.name for each in named[1:])
     return InferredLabel(chosen.name, rivals, other_names, chosen.above, chosen.positive, tuple(notes))
 
 
@@ -123,12 +125,13 @@ def _nothing_chosen(others: Sequence[_Candidate]) -> str:
     )
 
 
-def _may_be_label(column: InferredColumn) -> bool:
-    return bool(column.num_distinct) and not column.is_list and column.times is None
-
-
 def _words_of(name: str) -> set[str]:
     return set(re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()))
+
+
+def _rank_of(name: str) -> int | None:
+    """Return the number of the first of _WORDS of which a name has one."""
+    return next((rank for rank, known in enumerate(_WORDS) if _words_of(name) & known), None)
 
 
 def _is_plain(name: str) -> bool:
@@ -136,21 +139,26 @@ def _is_plain(name: str) -> bool:
     return _words_of(name) <= set.union(_HELPERS, *_WORDS)
 
 
+def names_a_label(name: str) -> bool:
+    """Return whether a name is that of a label, and of nothing else."""
+    return _is_plain(name) and _rank_of(name) is not None
+
+
 def _candidate_of(column: InferredColumn, values: Any) -> _Candidate | None:
     """Return a column as a label, None where it cannot be one."""
-    words = _words_of(column.name)
-    rank = next((rank for rank, known in enumerate(_WORDS) if words & known), None)
+    if not column.num_distinct or column.lists is not None or column.times is not None:
+        return None
     # A column of zeros alone needs a name, as does one of other values than zeros and ones.
-    is_plain = rank is not None and _is_plain(column.name)
+    rank, is_plain = _rank_of(column.name), names_a_label(column.name)
     if column.num_distinct > (_MOST_VALUES if is_plain else 2) or (column.num_missing and not is_plain):
         return None
     if column.num_distinct == 1 and rank is None:
         return None
-    states = read_column(values, "label").states
     note = ""
     if column.num_missing:
         note = f"{column.num_missing:,} rows have no {column.name}: preprocess refuses or skips them."
-    if (isinstance(values, Spans) or column.kind in ("integer", "unsigned")) and not (states == BAD).any():
+    is_read = isinstance(values, Spans) or column.kind in ("integer", "unsigned")
+    if is_read and not (read_column(values, "label").states == BAD).any():
         return _Candidate(column.name, rank, note=note)
     return _candidate_by_values(column.name, rank, Counter(filter(None, texts_of(values))), is_plain, note)
 
@@ -202,11 +210,7 @@ def follows_label(
         name: of the label.
         is_clicked: (num_rows,); whether the label is 1.
     """
-    if (
-        column.lists is not None
-        or column.times is not None
-        or column.kind not in ("integer", "unsigned", "float")
-    ):
+    if column.lists or column.times or column.kind not in ("integer", "unsigned", "float"):
         return None
     found = read_column(values, column.kind)
     is_there = (found.states == GOOD) & (found.values != 0)

@@ -6,6 +6,7 @@ cannot or should not be used are commented out with the reason.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .infer_column import MIN_ROWS_TO_JUDGE, InferredColumn, infer_column, schema_of
-from .infer_dialect import Split, count_titles, find_dialect, read_sample, split_text
-from .infer_label import InferredLabel, follows_label, infer_label, is_positive
+from .infer_column import MIN_ROWS_TO_JUDGE, InferredColumn, infer_column
+from .infer_dialect import Sample, Split, count_titles, find_dialect, read_sample, split_text
+from .infer_label import InferredLabel, follows_label, infer_label, is_positive, names_a_label
 from .infer_times import are_times, spans_of, texts_of
 from .raw.arrow_parts import open_rows
 from .raw.column_values import plain, read_values
@@ -31,15 +32,18 @@ from .raw.raw_file import RawFile
 from .raw.recognise import recognise
 from .raw.tabular import MISSING_WORDS
 from .raw.text_fields import BAD, GOOD, Spans
-from .schema.schema import SAMPLE_TIME, Schema
-from .schema.schema_file import schema_named, write_schema
+from .schema.schema import Schema
+from .schema.schema_file import schema_named, toml_of, write_schema
+from .schema.schema_keys import entry_of, keys_of, read_keys
 
 _START_BYTES = 1 << 16
 """Bytes of a log that are compared with Criteo's format."""
 _SHOWN_REASONS = 3
-_TEXT_KEYS = ("format", "separator", "quote", "escape", "skip", "comment", "trim", "encoding", "fields")
 _CERTAIN_WORDS = {"\\N", "NULL", "<NULL>", "<null>"}
 """Words for a missing value that no text has for another reason."""
+_NUMBERS = ("integer", "unsigned", "float", "hex8")
+_PAIRS = re.compile(rb"[+-]?\d+(?:\.\d+)?(?: qid:\d+)?((?: \d+:\S+)+)\s*(?:#.*)?")
+"""A line of LIBSVM: the label, and pairs of a number and a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,11 @@ class Proposal:
     """A schema and what it was guessed from."""
 
     schema: Schema
-    columns: tuple[InferredColumn, ...]
-    num_rows: int
+    columns: tuple[InferredColumn, ...] = ()
+    """None where the log is a known one."""
+    num_rows: int = 0
     """Rows looked at."""
-    places: str
+    places: str = ""
     """Description of where these rows are in the log."""
     notes: tuple[str, ...] = ()
     """What a reader has to know of the log as a whole."""
@@ -58,20 +63,28 @@ class Proposal:
     @property
     def text(self) -> str:
         """Return the schema as TOML with comments."""
-        if not self.columns:  # of a known log
-            return "\n".join([*(f"# {note}" for note in self.notes), write_schema(self.schema)])
+        notes = [f"# {note}" for note in self.notes]
+        if not self.columns:
+            return "\n".join([*notes, write_schema(self.schema)])
         rows = f"{self.num_rows:,} rows, {self.places}"
-        lines = [f"# Guessed from {rows}: look at every line, then preprocess."]
-        lines += [f"# {note}" for note in self.notes]
-        lines.append("# A column belongs in dense where the size of its numbers means something.")
-        notes = {column.features[0][0]: column.note for column in self.columns if column.is_used}
-        written = write_schema(self.schema, notes).splitlines()
+        written = write_schema(
+            self.schema, {column.name: column.note for column in self.columns if column.is_used}
+        ).splitlines()
         # Keys of the file itself come before its tables, and are comments until someone decides.
         first = next(number for number, line in enumerate(written) if not line or line.startswith("dense ="))
-        times = [_time_line(column) for column in self.columns if column.times is not None]
-        # The comments on columns are under [sparse], so that an entry counts there once it is uncommented.
-        tail = [_left_out(column) for column in self.columns if not column.is_used]
-        return "\n".join([*lines, *written[:first], *filter(None, times), *written[first:], *tail, ""])
+        return "\n".join(
+            [
+                f"# Guessed from {rows}: look at every line, then preprocess.",
+                *notes,
+                "# A column belongs in dense where the size of its numbers means something.",
+                *written[:first],
+                *filter(None, map(_time_line, self.columns)),
+                *written[first:],
+                # These are under [sparse], so that an entry counts there once it is uncommented.
+                *(_left_out(column) for column in self.columns if not column.is_used),
+                "",
+            ]
+        )
 
 
 def _left_out(column: InferredColumn) -> str:
@@ -86,12 +99,9 @@ def _time_line(column: InferredColumn) -> str:
     times = column.times
     if times is None or not times.is_moment:
         return ""
-    schema = schema_of([], time=(column.name, times.form.unit or ""), format="csv")
-    if times.form.format is not None:
-        schema = replace(schema, time_formats=((SAMPLE_TIME, times.form.format),))
-    line = next(line for line in write_schema(schema).splitlines() if line.startswith("time ="))
+    written = {"column": column.name, "unit": times.form.unit, "format": times.form.format}
     order = "" if times.is_ascending else ", once its rows are sorted so"
-    return f"# {line}  # cuts the log into parts by time{order}"
+    return f"# time = {toml_of(entry_of([written]))}  # cuts the log into parts by time{order}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,7 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
     known = recognise(file)
     if known is not None and (known.schema.fields or not known.is_exact):
         note = f"This is the schema of the known log {known.name}, as the file has it."
-        return Proposal(known.schema, (), 0, "", (note,))
+        return Proposal(known.schema, notes=(note,))
     form = file.read_format()
     rows = _text_rows(file, num_rows) if form == "text" else _typed_rows(file, form, num_rows)
     proposal = _propose(file, rows)
@@ -151,12 +161,9 @@ def explain_built_in(path: Path) -> str | None:
     )
 
 
-_FORMATS: dict[str, Any] = {"stream": "arrow"}
-
-
 def _typed_rows(file: RawFile, form: str, num_rows: int) -> _Rows:
     """Read the first rows of typed columns or JSON Lines, of Parquet those of three row groups."""
-    schema = Schema((), (), format=_FORMATS.get(form, form))
+    format: Any = "arrow" if form == "stream" else form
     notes: tuple[str, ...] = ()
     if form == "json":
         batch, num_damaged = first_rows(file, num_rows)
@@ -173,7 +180,7 @@ def _typed_rows(file: RawFile, form: str, num_rows: int) -> _Rows:
     batch.validate(full=True)
     columns = list(zip(batch.schema.names, batch.columns, strict=True))
     places = f"from {len(found)} row groups" if form == "parquet" and len(found) > 1 else "the first ones"
-    return _Rows(columns, batch.num_rows, places, schema, notes)
+    return _Rows(columns, batch.num_rows, places, Schema((), (), format=format), notes)
 
 
 def _up_to(batches: Iterable[Any], num_rows: int) -> Iterator[Any]:
@@ -200,7 +207,7 @@ def _groups(file: RawFile, num_rows: int) -> Iterator[Any]:
 class _Header:
     """Names of columns, and how the lines below them are split."""
 
-    names: tuple[str, ...]
+    names: Sequence[str]
     dialect: Schema
     line: tuple[str, ...] = ()
     """Fields of the header line, where there is one that ingest reads the names from."""
@@ -218,13 +225,7 @@ def _text_rows(file: RawFile, num_rows: int) -> _Rows:
     tried = find_dialect(sample.starts)
     if not tried.counts.size:
         raise InputError(f"{file.path} has no rows")
-    if 2 * tried.usual.shape[0] <= max(0, tried.counts.shape[0] - 1):
-        raise InputError(
-            f"{file.path}: no separator splits most lines into equally many fields; with "
-            f"{tried.dialect.separator!r}, {tried.usual.shape[0]:,} of {tried.counts.shape[0]:,} have "
-            f"{_fields(tried.num_fields)}",
-            hint="write a schema with the separator and the quote of the log",
-        )
+    _refuse_other_forms(file, sample, tried)
     header = _header_of(tried)
     split = split_text(sample.text, header.dialect, tried.num_fields)
     first = 1 if header.line else 0
@@ -233,7 +234,7 @@ def _text_rows(file: RawFile, num_rows: int) -> _Rows:
     rows = _spread(np.setdiff1d(all_rows, twins), num_rows)
     if not rows.size:
         raise InputError(f"{file.path} has a header and no rows")
-    notes = [header.note, _odd_lines(split, first, sample.num_known)]
+    notes = [header.note, _odd_lines(split, first, sample)]
     if sample.is_guessed:
         notes.append("The encoding is a guess: the first line is not UTF-8.")
     elif sample.encoding == UTF_8 and not _is_utf8(sample.text):
@@ -245,14 +246,28 @@ def _text_rows(file: RawFile, num_rows: int) -> _Rows:
     places = "which are all" if sample.is_whole else f"from {sample.places}"
     if sample.is_whole and rows.shape[0] < all_rows.shape[0] - len(twins):
         places = f"the first, middle and last of {all_rows.shape[0] - len(twins):,}"
-    return _Rows(
-        list(zip(header.names, split.columns(rows), strict=True)),
-        rows.shape[0],
-        places,
-        replace(header.dialect, encoding=sample.encoding),
-        tuple(filter(None, notes)),
-        has_names=header.has_names,
-    )
+    columns = list(zip(header.names, split.columns(rows), strict=True))
+    schema = replace(header.dialect, encoding=sample.encoding)
+    return _Rows(columns, rows.shape[0], places, schema, tuple(filter(None, notes)), header.has_names)
+
+
+def _refuse_other_forms(file: RawFile, sample: Sample, tried: Split) -> None:
+    """Raise InputError where lines are LIBSVM's, or no separator splits most of them alike."""
+    lines = [_PAIRS.fullmatch(line) for line in sample.starts.splitlines()]
+    numbers = [[int(number) for number in re.findall(rb" (\d+):", line[1])] for line in lines if line]
+    are_many = len(numbers) > 0.9 * len(lines) and sum(map(len, numbers)) >= 2 * len(numbers)
+    if are_many and all(each == sorted(set(each)) for each in numbers):
+        raise InputError(
+            f"{file.path} has LIBSVM's form: a label, then pairs of a number and a value",
+            hint=f"`sed 's/ /\\t/' {file.path.name} > log.tsv` makes two columns of it, a label and a list",
+        )
+    if 2 * tried.usual.shape[0] <= max(0, tried.counts.shape[0] - 1):
+        raise InputError(
+            f"{file.path}: no separator splits most lines into equally many fields; with "
+            f"{tried.dialect.separator!r}, {tried.usual.shape[0]:,} of {tried.counts.shape[0]:,} have "
+            f"{_fields(tried.num_fields)}",
+            hint="write a schema with the separator and the quote of the log",
+        )
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -282,17 +297,21 @@ def _like_header(split: Split, line: tuple[str, ...]) -> list[int]:
     return [row for row in alike if tuple(split.fields_of(row)) == line]
 
 
-def _odd_lines(split: Split, first: int, num_known: int) -> str:
+def _odd_lines(split: Split, first: int, sample: Sample) -> str:
     """Return what to know of the lines that have another number of fields than most."""
     odd = np.flatnonzero(split.counts != split.num_fields)
     odd = odd[odd >= first]
+    # Where places of the log meet, a record may be cut: those between two usual ones there say nothing.
+    usual = split.lines[split.usual]
+    before, after = (np.searchsorted(usual, places) for places in (split.lines[odd], sample.seams))
+    odd = odd[~np.isin(before, after)]
     if not odd.size:
         return ""
     found = f"{_fields(split.counts[odd[0]])}, want {split.num_fields}"
     if odd[0] == split.counts.shape[0] - 1:
         return f"The last line has {found}: ingest refuses a footer, or skips it."
     line = int(split.lines[odd[0]])
-    which = f"Line {line:,}" if line <= num_known else "One in the middle or at the end"
+    which = f"Line {line:,}" if line <= sample.num_known else "One in the middle or at the end"
     return (
         f"Not looked at: {odd.shape[0]:,} of {split.counts.shape[0] - first:,} lines. "
         f"{which} has {found}. Ingest refuses such lines, or counts and skips them."
@@ -313,34 +332,43 @@ def _header_of(split: Split) -> _Header:
     if num_titles:
         dialect = replace(dialect, skip=int(split.lines[num_titles]) - 1)
     if _is_header(names, split.columns(split.usual[1:])):
-        return _Header(names, dialect, names)
+        return _Header(names, dialect, names, _on_names(names, split))
     # A header that lacks what ends the rows, or the name of their numbers, or has a separator more.
     title = split.fields_of(num_titles - 1) if num_titles else []
+    line = int(split.lines[num_titles - 1]) if title else 0
     columns = split.columns(split.usual)
     lacking = len(title) == len(names) - 1
     ends_empty = lacking and bool((columns[-1].starts == columns[-1].stops).all())
     fields = [*title, ""] if ends_empty else ["row", *title] if lacking else title[:-1]
     is_near = lacking or (len(title) == len(names) + 1 and not title[-1])
+    found = f"has {_fields(len(title))} and the rows {len(names)}"
     if is_near and _is_header([name or "?" for name in fields], columns):
-        note = (
-            f"The header has {_fields(len(title))} and the rows {len(names)}: it is skipped, and fields has "
-            "its names."
-        )
-        named = _without_twins([name or "unnamed" for name in fields])
-        line = int(split.lines[num_titles - 1])
+        named = _without_twins(fields)
+        note = f"The header {found}: it is skipped, and fields has its names."
         return _Header(named, replace(dialect, skip=line, fields=named), note=note)
     named = tuple(f"field{number}" for number in range(1, len(names) + 1))
-    note = ""
-    if title:
-        above = f"Line {split.lines[num_titles - 1]:,} has {_fields(len(title))} and the rows {len(names)}"
-        note = f"{above}: it is skipped, and the names in fields are made up."
+    note = f"Line {line:,} {found}: it is skipped, and the names in fields are made up." if title else ""
     return _Header(named, replace(dialect, fields=named), note=note, has_names=False)
 
 
+def _on_names(names: Sequence[str], split: Split) -> str:
+    """Return how to read the columns that a header gives no name of their own."""
+    columns = zip(names, split.columns(split.usual[1:]), strict=True)
+    names_of_values = [name for name, column in columns if name or (column.stops > column.starts).any()]
+    if "" not in names_of_values and len(set(names_of_values)) == len(names_of_values):
+        return ""
+    skip = int(split.lines[split.usual[1]]) - 1
+    return (
+        "Columns without a name, or with the same one, are left out. To read them, write in place of header: "
+        f"header = false, skip = {skip} and fields = {toml_of(list(_without_twins(names)))}."
+    )
+
+
 def _without_twins(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names each of which is there once."""
+    """Return names each of which is there once, and none of which is empty."""
     found: list[str] = []
     for name in names:
+        name = name or "unnamed"
         while name in found:
             name += "_"
         found.append(name)
@@ -357,22 +385,20 @@ def _is_header(names: Sequence[str], columns: Sequence[Spans]) -> bool:
         names: fields of the first line.
         columns: the other lines, by column.
     """
-    first = [read_values(spans_of([name]), kind)[1][0] for name in names for kind in _NUMBERS]
-    is_number = np.asarray(first).reshape(len(names), len(_NUMBERS)) == GOOD
     has_numbers = False
-    for number, (name, values) in enumerate(zip(names, columns, strict=True)):
-        kinds = [place for place, kind in enumerate(_NUMBERS) if _holds(values, kind)]
+    for name, values in zip(names, columns, strict=True):
+        kinds = [kind for kind in _NUMBERS if _holds(values, kind)]
         if not kinds and not are_times(values):
             continue
         has_numbers = True
         # A word for a missing value is no name.
-        is_such = is_number[number, kinds].any() if kinds else are_times(spans_of([name]))
+        is_such = (
+            any(_holds(spans_of([name]), kind) for kind in kinds) if kinds else are_times(spans_of([name]))
+        )
         if name.strip() and not is_such and name.lower().encode() not in MISSING_WORDS:
             return True
-    return not has_numbers and "" not in names and len(set(names)) == len(names) and not is_number.any()
-
-
-_NUMBERS = ("integer", "unsigned", "float", "hex8")
+    is_number = any(_holds(spans_of([name]), kind) for name in names for kind in _NUMBERS)
+    return not has_numbers and "" not in names and len(set(names)) == len(names) and not is_number
 
 
 def _holds(values: Spans, kind: str) -> bool:
@@ -396,7 +422,7 @@ def _words_for_missing(columns: Sequence[tuple[str, Any]]) -> tuple[str, ...]:
         if not found or not rest:
             continue
         column = infer_column(name, spans_of(rest), 0, [name])
-        is_text = column.kind == "text" and not column.is_list
+        is_text = column.kind == "text" and column.lists is None
         words |= found & _CERTAIN_WORDS if is_text else found
     return tuple(sorted(words))
 
@@ -413,6 +439,13 @@ def _propose(file: RawFile, rows: _Rows) -> Proposal:
     raw = [(name, values if isinstance(values, Spans) else plain(values)) for name, values in rows.columns]
     missing = _words_for_missing(raw)
     columns = [(name, _without_words(values, missing)) for name, values in raw]
+    # What folders are called may be the label.
+    named = {name: value for name, value in file.partitions.items() if names_a_label(name)}
+    columns += [
+        (name, spans_of([value] * rows.num_rows))
+        for name, value in named.items()
+        if name not in dict(columns)
+    ]
     names = [name for name, _ in columns]
     inferred = [infer_column(name, values, rows.num_rows, names) for name, values in columns]
     label = infer_label(inferred, columns, has_names=rows.has_names)
@@ -421,15 +454,17 @@ def _propose(file: RawFile, rows: _Rows) -> Proposal:
     used = [column for column in inferred if column.is_used]
     if all(column.kind == "float" for column in used):
         raise _without_category(file, inferred)
-    schema = schema_of(
-        used,
-        **{key: getattr(rows.schema, key) for key in _TEXT_KEYS},
-        missing=missing,
-        label=label.name,
-        above=label.above,
-        positive=label.positive,
+    keys = keys_of(replace(rows.schema, label=label.name, above=label.above, positive=label.positive))
+    schema = read_keys(
+        keys
+        | ({"missing": list(missing)} if missing else {})
+        | {
+            "dense": {column.name: column.features[0] for column in used if column.kind == "float"},
+            "sparse": {column.name: list(column.features) for column in used if column.kind != "float"},
+        }
     )
-    return Proposal(schema, tuple(inferred), rows.num_rows, rows.places, (*rows.notes, *label.notes))
+    notes = [note for note in label.notes if label.name not in named or not note.startswith("All values")]
+    return Proposal(schema, tuple(inferred), rows.num_rows, rows.places, (*rows.notes, *notes))
 
 
 def _beside_label(

@@ -6,9 +6,9 @@ Of a time only the hour and the weekday are features, because a moment never rec
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -39,19 +39,37 @@ _MOST_CHARACTERS = 40
 
 @dataclass(frozen=True, slots=True)
 class InferredTimes:
-    """The kinds that a column of times may become."""
+    """How a column writes times, and the features that it may become."""
 
-    features: tuple[tuple[str, str], ...]
-    """Name and kind of each feature: the hour, the weekday, or both; none where neither changes."""
-    form: Form
-    """How they are written."""
-    is_certain: bool
+    form: Form = PLAIN
+    is_certain: bool = True
     """Whether the column is surely one of times; numbers may as well be something else."""
-    is_ascending: bool
+    kinds: tuple[str, ...] = TIME_KINDS
+    """Those of TIME_KINDS that can be told from them."""
+    doubt: str = ""
+    """Why there are fewer."""
+    features: tuple[tuple[str, str], ...] = ()
+    """Name and kind of each feature: the hour, the weekday, or both; none where neither changes."""
+    is_ascending: bool = False
     """Whether no time is before the one above it."""
-    is_moment: bool
-    """Whether each is a time of a certain day."""
-    note: str
+    is_moment: bool = False
+    """Whether each is a time of a certain day from 1970 on, as the time of a sample has to be."""
+    note: str = ""
+
+    def read(self, values: Any, kind: str) -> tuple[NDArray[Any], bool]:
+        """Return the hours, weekdays or seconds of the times that are there, and whether all others lack."""
+        found = read_column(values, kind, self.form)
+        return found.values[found.states == GOOD], not (found.states == BAD).any()
+
+    def fits(self, values: Any) -> bool:
+        """Return whether every value is such a time, and there is one."""
+        there, is_right = self.read(values, self.kinds[0])
+        return is_right and there.shape[0] > 0
+
+    def ascends(self, values: Any) -> bool:
+        """Return whether times never go back, as in a log; numbers of users do."""
+        seconds, is_right = self.read(values, SAMPLE_TIME)
+        return self.kinds == TIME_KINDS and is_right and bool((np.diff(seconds.view(np.int64)) >= 0).all())
 
 
 def infer_times(name: str, values: Any, names: Sequence[str]) -> InferredTimes | None:
@@ -63,17 +81,18 @@ def infer_times(name: str, values: Any, names: Sequence[str]) -> InferredTimes |
         names: of all columns, with which the features' names must not collide.
     """
     is_called = bool(_TELLING.search(name.lower()))
-    found = _find(values, is_called)
+    fitting = (each for each in _tries(values, is_called) if each.fits(values))
+    found = next(fitting, None)
     if found is None:
         return None
-
+    if found.form.format is not None:
+        found = _surest([found, *fitting], values)
     # A feature that never changes is left out, such as the hour of dates.
-    hours = {kind: _values_of(values, kind, found) for kind in TIME_KINDS if kind in found.kinds}
-    changing = [
-        kind
-        for kind, each in hours.items()
-        if np.unique(each).shape[0] > 1 or (each.shape[0] < _MIN_TIMES and each.any())
-    ]
+    changing = []
+    for kind in found.kinds:
+        there = found.read(values, kind)[0]
+        if np.unique(there).shape[0] > 1 or (there.shape[0] < _MIN_TIMES and there.any()):
+            changing.append(kind)
     # Each feature is named after the column and its kind, unless that name is taken.
     features = tuple((_free_name(f"{name}_{kind}", names), kind) for kind in changing)
     try:
@@ -81,106 +100,84 @@ def infer_times(name: str, values: Any, names: Sequence[str]) -> InferredTimes |
             check_name(feature)
     except ConfigError:  # the column's name is too long for a suffix
         features = ()
-    is_ascending = _is_ascending(values, found)
+    is_ascending = found.ascends(values)
     # Numbers are times for sure where they never go back or their name says so.
     is_certain = found.is_certain or is_called or (found.form.unit is not None and is_ascending)
-    note = f"{' and '.join(changing)} of times, in UTC" + found.doubt
-    if not features:
-        note = "times with the same hour and weekday in every row" + found.doubt
-    return InferredTimes(
-        features,
-        found.form,
-        is_certain or not features,
-        is_ascending,
-        found.kinds == TIME_KINDS,
-        note,
+    what = " and ".join(changing) + " of times, in UTC"
+    return replace(
+        found,
+        features=features,
+        is_certain=is_certain or not features,
+        is_ascending=is_ascending,
+        is_moment=found.kinds == TIME_KINDS and found.read(values, SAMPLE_TIME)[1],
+        note=(what if features else "times with the same hour and weekday in every row") + found.doubt,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """How times are written."""
-
-    form: Form = PLAIN
-    is_certain: bool = True
-    kinds: tuple[str, ...] = TIME_KINDS
-    doubt: str = ""
+_TEXT_OR_TYPE = InferredTimes()
 
 
 def are_times(values: Any) -> bool:
     """Return whether every value is written as a time, or has a type of times."""
-    if not isinstance(values, Spans) and not is_temporal(values.type):
-        return False
-    return _fits(values, _Times())
+    return (isinstance(values, Spans) or is_temporal(values.type)) and _TEXT_OR_TYPE.fits(values)
 
 
-def _fits(values: Any, times: _Times) -> bool:
-    states = read_column(values, times.kinds[0], times.form).states
-    return bool((states == GOOD).any() and not (states == BAD).any())
+def _tries(values: Any, is_called: bool) -> Iterator[InferredTimes]:
+    """Yield how times may be written: as text or types say, as recent numbers in a unit, in a format."""
+    is_text = isinstance(values, Spans)
+    if is_text or is_temporal(values.type):
+        yield _TEXT_OR_TYPE
+    is_whole = is_text or pa.types.is_integer(values.type)
+    if is_whole or pa.types.is_floating(values.type):
+        # Few distinct numbers could be anything; many within our years are hardly chance.
+        found = read_column(values, "float")
+        numbers = found.values[found.states == GOOD]
+        earliest = _EARLIEST_CALLED if is_called else _EARLIEST
+        if not (found.states == BAD).any() and np.unique(numbers).shape[0] >= (
+            _MIN_CALLED_TIMES if is_called else _MIN_TIMES
+        ):
+            for unit, ticks in TICKS.items():
+                if earliest * ticks <= numbers.min() and numbers.max() < _LATEST * ticks:
+                    yield InferredTimes(Form(unit), is_certain=False)
+    texts = list(islice(dict.fromkeys(filter(None, texts_of(values) if is_whole else ())), _TRIED_TEXTS))
+    if not texts or len(texts[0]) > _MOST_CHARACTERS or (texts[0].isdigit() and len(texts) == 1):
+        return
+    for format in formats_of(texts[0]):
+        # A clock alone has no day, and may be a duration.
+        times = InferredTimes(
+            Form(format=format), "%d" in format, TIME_KINDS if "%d" in format else ("hour",)
+        )
+        if not texts[0].isdigit():
+            yield times
+        elif times.fits(values):
+            # Many numbers all of which are dates are no chance; the hour behind a short year is less plain.
+            is_sure = len(texts[0]) >= 14 or (format == "%Y%m%d" and len(texts) >= _MIN_CALLED_TIMES)
+            yield replace(times, is_certain=is_sure)
+            return
 
 
-def _values_of(values: Any, kind: str, times: _Times) -> NDArray[Any]:
-    """Return the hours, weekdays or seconds of the times that are not missing."""
-    found = read_column(values, kind, times.form)
-    there: NDArray[Any] = found.values[found.states == GOOD]
-    return there
+def _surest(fitting: list[InferredTimes], values: Any) -> InferredTimes:
+    """Return the only format, or the only one that never goes back; of several what they agree on."""
+    left = [each for each in fitting if each.ascends(values)] or fitting
+    if len(left) == 1:
+        return left[0]
+    # The hour is the same whichever number is the month.
+    formats = " or ".join(repr(each.form.format) for each in left)
+    kinds = ("hour",) if "%M" in str(left[0].form.format) else ()
+    return replace(left[0], kinds=kinds, doubt=f"; no weekday, for its format may be {formats}")
 
 
-def _is_ascending(values: Any, times: _Times) -> bool:
-    """Return whether times never go back, as in a log; numbers of users do."""
-    if len(times.kinds) < len(TIME_KINDS):
-        return False
-    found = read_column(values, SAMPLE_TIME, times.form)
-    seconds = found.values[found.states == GOOD].view(np.int64)
-    return bool((found.states != BAD).all() and (np.diff(seconds) >= 0).all())
-
-
-def _find(values: Any, is_called: bool) -> _Times | None:
-    """Return how times are written; None where values are none."""
-    # Text and Arrow's types of time are explicit; numbers are recognized by their size.
-    if are_times(values):
-        return _Times()
-    unit = _unit_of(values, is_called)
-    if unit is not None:
-        return _Times(Form(unit), is_certain=False)
-    is_text = isinstance(values, Spans) or pa.types.is_integer(values.type)
-    return _format_of(values, is_called) if is_text else None
-
-
-def _unit_of(values: Any, is_called: bool) -> str | None:
-    """Return the unit in which numbers are recent times; None if none fits."""
-    is_number = (
-        isinstance(values, Spans) or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
-    )
-    if not is_number:
-        return None
-    # Few distinct numbers could be anything; many within our years are hardly chance.
-    found = read_column(values, "float")
-    numbers = found.values[found.states == GOOD]
-    least = _MIN_CALLED_TIMES if is_called else _MIN_TIMES
-    if (found.states == BAD).any() or np.unique(numbers).shape[0] < least:
-        return None
-    earliest = _EARLIEST_CALLED if is_called else _EARLIEST
-    units = (unit for unit, ticks in TICKS.items() if numbers.min() >= earliest * ticks)
-    return next(
-        (
-            unit
-            for unit in units
-            if numbers.max() < _LATEST * TICKS[unit] and _fits(values, _Times(Form(unit)))
-        ),
-        None,
-    )
-
-
-_MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
-_DAYS = "Mon|Tue|Wed|Thu|Fri|Sat|Sun"
 _PIECES = re.compile(
-    rf"(?P<time>\d?\d:\d\d(?P<second>:\d\d(?P<fraction>[.,]\d+)?)?)|(?P<zone>[+-]\d\d:?\d\d(?=$| \d{{4}}$))"
-    rf"|(?P<half>[AP]M\b)|(?P<utc>UTC|GMT|Z)|(?P<day>(?:{_DAYS})(?P<full_day>[a-z]*))"
-    rf"|(?P<month>(?:{_MONTHS})(?P<full_month>[a-z]*))|(?P<digits>\d+)|(?P<letters>[^\W\d]+)",
+    r"(?P<clock>\d?\d:\d\d(?P<second>:\d\d(?P<fraction>[.,]\d+)?)?)|(?P<sign>[+-])\d\d:?\d\d(?=$| \d{4}$)"
+    r"|(?P<day>(mon|tue|wed|thu|fri|sat|sun)[a-z]*)"
+    r"|(?P<month>(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*)"
+    r"|(?P<half>[ap]m\b)|(?P<zone>utc|gmt|z)|(?P<digits>\d+)|(?P<letters>[^\W\d]+)",
     re.IGNORECASE,
 )
 _DIGITS = {
+    1: ("%m", "%d", "%y"),
+    2: ("%m", "%d", "%y"),
+    4: ("%Y",),
     6: ("%y%m%d", "%H%M%S"),
     8: ("%Y%m%d", "%y%m%d%H", "%d%m%Y"),
     10: ("%Y%m%d%H", "%y%m%d%H%M"),
@@ -188,92 +185,55 @@ _DIGITS = {
     14: ("%Y%m%d%H%M%S",),
     17: ("%Y%m%d%H%M%S%f",),
 }
-"""Formats of a date and time in digits alone, by their number."""
+"""What digits alone may be, by their number."""
+_ORDERS = ("", "dmy", "mdy", "ymd")
+"""Orders of day, month and year."""
 
 
-_PLACES: dict[tuple[bool, bool, int], tuple[tuple[str, ...], ...]] = {
-    (True, True, 1): (("%d",),),
-    (True, False, 2): (("%d", "%y"), ("%y", "%d")),
-    (False, True, 2): (("%m", "%d"), ("%d", "%m")),
-    (False, False, 3): (("%d", "%m", "%y"), ("%m", "%d", "%y"), ("%y", "%m", "%d")),
-    (False, True, 0): ((),),
-    (False, False, 0): ((),),
-}
-"""Codes of short numbers, by whether month and year are there already and by how many numbers these are."""
+def _codes_of(piece: re.Match[str]) -> tuple[str, ...]:
+    """Return what a piece of a text may be in a format; nothing where it is in none."""
+    text = piece[0]
+    if piece["clock"]:
+        fraction = f"{piece['fraction'][0]}%f" if piece["fraction"] else ""
+        return (f"%H:%M:%S{fraction}" if piece["second"] else "%H:%M",)
+    if piece["sign"]:
+        return "%z", f"{text[0]}%Y"
+    if piece["digits"]:
+        return _DIGITS.get(len(text), ())
+    is_short = len(text) == 3
+    codes = {
+        "day": "%a" if is_short else "%A",
+        "month": "%b" if is_short else "%B",
+        "half": "%p",
+        "zone": "%Z" if is_short else "%z",
+        "letters": text if text in "Tt" else "",  # between a date and a time
+    }
+    return tuple(filter(None, [codes[str(piece.lastgroup)]]))
 
 
 def formats_of(text: str) -> list[str]:
     """Return the formats in which a text may be a time, such as ``%d/%b/%Y:%H:%M:%S %z``."""
-    pieces = [""]
-    num_places = position = 0
-    has_time = has_month = has_year = False
-    for found in _PIECES.finditer(text):
-        codes: tuple[str, ...] = (found[0],)  # the letter between a date and a time
-        if found["time"]:
-            fraction = f"{found['fraction'][0]}%f" if found["fraction"] else ""
-            codes = (f"%H:%M:%S{fraction}" if found["second"] else "%H:%M",)
-            has_time = True
-        elif found["zone"] and not has_time:
-            codes, has_year = (f"{found[0][0]}%Y",), True
-        elif found["zone"] or (found["utc"] and has_time):
-            codes = ("%Z" if found["utc"] and len(found[0]) > 1 else "%z",)
-        elif found["half"]:
-            codes = ("%p",)
-        elif found["day"]:
-            codes = ("%A" if found["full_day"] else "%a",)
-        elif found["month"]:
-            codes, has_month = ("%B" if found["full_month"] else "%b",), True
-        elif found["digits"] and len(found[0]) <= 2:
-            codes = ("\0",)
-            num_places += 1
-        elif found["digits"]:
-            codes = ("%Y",) if len(found[0]) == 4 else _DIGITS.get(len(found[0]), ())
-            has_year = True
-            has_time = len(found[0]) > 4
-        elif found[0] not in "Tt":
-            codes = ()
-        literal = text[position : found.start()].replace("%", "%%")
-        pieces = [piece + literal + code for piece in pieces for code in codes]
-        position = found.end()
-    end = text[position:].replace("%", "%%")
+    pieces = list(_PIECES.finditer(text))
+    ends = [0, *(piece.end() for piece in pieces)]
+    starts = [*(piece.start() for piece in pieces), len(text)]
+    between = [text[end:start].replace("%", "%%") for end, start in zip(ends, starts, strict=True)]
+    choices = [_codes_of(piece) for piece in pieces]
+    if sum(len(each) > 2 for each in choices) > len(_ORDERS[1]):
+        return []
     formats = []
-    for piece in pieces:
-        for codes in _PLACES.get((has_month, has_year, num_places), ()):
-            parts = piece.split("\0")
-            joined = "".join(part + code for part, code in zip(parts, (*codes, end), strict=True))
-            used = re.findall("%[A-Za-z]", joined)
-            is_time = bool(set(used) & {"%d", "%H"}) and len(set(used)) == len(used)
-            if is_time and not (used[:1] == ["%Y"] and codes[:1] == ("%d",)):
-                formats.append(joined.replace("%H", "%I") if "%p" in joined else joined)
+    for codes in product(*choices):
+        used = re.findall("%([A-Za-z])", "".join(codes))
+        date = "".join(code for code in used if code in "dmbByY").translate(_SAME)
+        is_whole = (
+            date in _ORDERS and bool({"d", "H"} & set(used)) and ("H" in used or not {"z", "Z"} & set(used))
+        )
+        if is_whole and len(set(used)) == len(used):
+            joined = between[0] + "".join(map("".join, zip(codes, between[1:], strict=True)))
+            formats.append(joined.replace("%H", "%I") if "p" in used else joined)
     return formats
 
 
-def _format_of(values: Any, is_called: bool) -> _Times | None:
-    """Return the format that all texts or integers have; None where there is none."""
-    texts = list(islice(dict.fromkeys(filter(None, texts_of(values))), _TRIED_TEXTS))
-    if len(texts) < 1 or len(texts[0]) > _MOST_CHARACTERS:
-        return None
-    # A clock alone has no day, and may be a duration.
-    tried = [
-        _Times(Form(format=format)) if "%d" in format else _Times(Form(format=format), False, ("hour",))
-        for format in formats_of(texts[0])
-    ]
-    fitting = [times for times in tried if _fits(values, times)]
-    if not fitting:
-        return None
-    first = fitting[0]
-    format = str(first.form.format)
-    if texts[0].isdigit():
-        # Many numbers all of which are dates are no chance; the hour behind a short year is less plain.
-        is_certain = len(texts[0]) >= 14 or (format == "%Y%m%d" and len(texts) >= _MIN_CALLED_TIMES)
-        return replace(first, is_certain=is_certain) if len(texts) > 1 else None
-    fitting = [times for times in fitting if _is_ascending(values, times)] or fitting
-    if len(fitting) == 1:
-        return fitting[0]
-    # The hour is the same whichever number is the month.
-    formats = " or ".join(repr(times.form.format) for times in fitting)
-    doubt = f"; no weekday, for its format may be {formats}"
-    return replace(first, kinds=("hour",) if "%M" in format else (), doubt=doubt)
+_SAME = str.maketrans("bBY", "mmy")
 
 
 def texts_of(cells: Any) -> list[str]:

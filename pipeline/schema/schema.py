@@ -229,6 +229,13 @@ RESERVED = ("ids", "label", "dense", "is_hot", "sample_time")
 """Columns that shards have besides those named after a feature."""
 DENSE_PREFIX = "dense."
 """Prefix of the names of dense layers' weights in a run, as opposed to those of tables."""
+_TAKEN = {
+    re.escape(DENSE_PREFIX): f"weights of dense layers begin with {DENSE_PREFIX!r}",
+    # Files of a stage are called NAME.arrow, NAME.texts.arrow and fileNNNN-NAME.arrow.
+    r".*\.texts\Z": "the texts of a feature are in a file of that name",
+    r"file\d{4,}-": "what belongs to one file of a log is named like that",
+}
+"""Patterns of names that are taken, and by what."""
 _RENAME = 'rename the feature: "..." = { kind = ..., name = "..." }'
 
 
@@ -237,22 +244,9 @@ def check_name(name: str) -> None:
     # A name becomes a column, a tensor and a file, so it must not be taken in any of them.
     if name in RESERVED:
         raise taken_name(name)
-    if name.startswith(DENSE_PREFIX):
-        raise ConfigError(
-            f"a feature cannot be called {shown(name)}: weights of dense layers begin with {DENSE_PREFIX!r}",
-            hint=_RENAME,
-        )
-    # Files of a stage are called NAME.arrow, NAME.texts.arrow and fileNNNN-NAME.arrow.
-    if name.endswith(".texts"):
-        raise ConfigError(
-            f"a feature cannot be called {shown(name)}: the texts of a feature are in a file of that name",
-            hint=_RENAME,
-        )
-    if re.match(r"file\d{4,}-", name):
-        raise ConfigError(
-            f"a feature cannot be called {shown(name)}: what belongs to one file of a log is named like that",
-            hint=_RENAME,
-        )
+    for pattern, reason in _TAKEN.items():
+        if re.match(pattern, name, re.DOTALL):
+            raise ConfigError(f"a feature cannot be called {shown(name)}: {reason}", hint=_RENAME)
     if not name or "/" in name or "\0" in name or len(name.encode()) > MAX_NAME_BYTES:
         raise ConfigError(
             f"{shown(name)} cannot be the name of a file: "

@@ -40,6 +40,10 @@ def of_arrow(values: list[Any], kind: Any) -> InferredColumn:
         ([str(2**64), "1"], "text"),
         ([str(2**64 - 1), "5"], "unsigned"),
         ([str(2**64 - 1), "-5"], "text"),
+        (["1.9", "1.10", "2.0"], "text"),
+        (["1.10", "2.50", "0.25"], "float"),
+        (["1.0", "2.25", "3.125"], "float"),
+        (["1.5", "2", "30"], "float"),
     ],
 )
 def test_the_plainest_kind_that_no_value_contradicts_is_taken(texts: list[str], kind: str) -> None:
@@ -83,6 +87,17 @@ def test_what_teaches_a_model_nothing_is_left_out_of_many_rows(texts: list[str],
     assert (found.is_used, found.is_readable, found.note) == (False, True, note)
     few = 99 if "another" not in note and "twice" not in note else 499
     assert of_text(texts[:few]).is_used, "of few rows it may be an accident"
+
+
+def test_decimals_that_are_codes_say_how_they_become_numbers() -> None:
+    note = of_text(["1.9", "1.10", "1.11"] * 50).note
+    assert note.endswith('; if they are amounts, write under [dense]: c = "float"')
+
+
+def test_infinities_say_which_words_make_them_missing() -> None:
+    found = of_arrow([0.5, float("inf"), float("nan"), float("-inf"), None], pa.float64())
+    assert not found.is_used
+    assert found.note == '2 values are infinite: with missing = ["inf", "-inf"] they are missing'
 
 
 def test_numbers_of_rows_are_left_out_sooner() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
+import subprocess
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -86,6 +88,58 @@ def test_a_line_that_is_unlike_the_others_is_the_header(
     proposal = proposed(tmp_path / "log.csv", text)
     assert (proposal.schema.fields == ()) == is_header
     assert proposal.num_rows == len(lines) - is_header
+
+
+@pytest.mark.parametrize("header", ["user,,user,label", "# made by job 17\nuser,,user,label"])
+def test_columns_without_a_name_of_their_own_are_read_as_the_note_says(header: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    proposal = proposed(log, header + "\n" + "7,1,5,1\n8,2,6,0\n" * 30)
+    assert [column.is_readable for column in proposal.columns] == [False] * 3
+    (note,) = (note for note in proposal.notes if "without a name" in note)
+    told = re.search(r"write in place of header: (.*), (.*) and (.*)\.", note)
+    assert told is not None
+    keys = ["format = 'csv'", "label = 'label'", *told.groups(), "[sparse]"]
+    columns = [f"{name} = 'integer'" for name in ("user", "unnamed", "user_")]
+    found = ingest([log], IngestConfig(schema="\n".join([*keys, *columns])), tmp_path / "out")
+    assert columns_in(found)["user_"] == [5, 6] * 30 and found.num_samples == 60
+
+
+def test_libsvm_is_named_and_its_lines_are_made_two_columns(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"{row % 2} {row % 5 + 1}:0.5 7:1 {row % 3 + 9}:2e-3\n" for row in range(90)))
+    with pytest.raises(InputError, match="has LIBSVM's form: a label, then pairs") as caught:
+        propose_schema(log)
+    command = str(caught.value.hint).split("`")[1]
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    proposal = propose_schema(tmp_path / "log.tsv")
+    assert (proposal.schema.label, proposal.schema.lists) == ("field1", (("field2", " "),))
+    assert proposal.schema.weight_separators == (("field2", ":"),)
+    log.write_text("".join(f"{row % 2} 10:{row % 60} 9:15\n" for row in range(90)))
+    assert propose_schema(log).schema.separator == " ", "numbers of pairs ascend"
+
+
+def test_records_that_are_cut_where_places_meet_are_not_counted(tmp_path: Path) -> None:
+    rows = [f'{row % 97},"said {row}\nand, {row}",{row % 2}\n' for row in range(200_000)]
+    for log, content in ((tmp_path / "log", bytes), (tmp_path / "log.gz", gzip.compress)):
+        log.write_bytes(content("".join(["user,text,label\n", *rows]).encode()))
+        assert log.suffix or log.stat().st_size > 4 << 20
+        assert "Not looked at" not in propose_schema(log).text and "last line" not in propose_schema(log).text
+    rows[40:40] = ["7,8\n"] * 3
+    (tmp_path / "log").write_text("".join(["user,text,label\n", *rows]))
+    assert "Not looked at: 3 of" in propose_schema(tmp_path / "log").text
+
+
+def test_a_folder_may_name_the_label(tmp_path: Path) -> None:
+    for click in range(2):
+        folder = tmp_path / "log" / "dt=2024-01-01" / f"click={click}"
+        folder.mkdir(parents=True)
+        (folder / "part.csv").write_text("user,gender\n" + "7,0\n8,1\n" * (30 + click))
+    proposal = propose_schema(tmp_path / "log")
+    assert proposal.schema.label == "click" and proposal.schema.sparse == ("user", "gender")
+    assert not any("are the same" in note for note in proposal.notes)
+    files = sorted((tmp_path / "log").rglob("*.csv"))
+    read = columns_in(ingest(files, IngestConfig(schema=proposal.text), tmp_path / "out"))
+    assert read["label"] == [0] * 60 + [1] * 62
 
 
 def test_lines_that_are_split_otherwise_are_counted(tmp_path: Path) -> None:
@@ -328,7 +382,7 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
         assert reasons[name] == f"{kind} is not supported"
     readable = {look.name for look in proposal.columns if look.is_readable}
     assert readable == {"every", "kept", "nothing", "same", "one"}
-    assert reasons["fractions"] == "it holds neither text nor finite numbers"
+    assert reasons["fractions"].startswith("100 values are infinite: with missing =")
     assert "a feature cannot be called 'ids'" in reasons["ids"] and 'name = "..."' in reasons["ids"]
     assert reasons["label"] == "only the label can be called so"
     assert set(proposal.schema.sparse) == {"kept"} and proposal.schema.label is None

@@ -130,6 +130,14 @@ def test_behind_the_year_comes_the_month() -> None:
     assert times is not None and times.form.format == "%Y.%m.%d %H:%M" and len(times.features) == 2
 
 
+def test_times_before_1970_are_no_times_of_samples() -> None:
+    for year, is_moment in ((1965, False), (1970, True)):
+        times = inferred(
+            spans_of([f"{year}-01-{row % 28 + 1:02} {row % 24:02}:30" for row in range(300)])
+        ).times
+        assert times is not None and times.features == BOTH and times.is_moment == is_moment
+
+
 def test_a_clock_may_be_a_duration() -> None:
     texts = [f"{row % 24:02}:{row % 60:02}" for row in range(NUM_ROWS)]
     assert inferred(spans_of(texts), "length").times is None
