@@ -236,17 +236,18 @@ def _unusable(name: str, values: Any, names: list[str]) -> str | None:
             check_name(name)
         except ConfigError as error:
             return f"{error}; {error.hint}"
-    if not isinstance(values, Spans):
-        found = values.type
-        kind = found.value_type if is_list(found) else found
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-        is_number = is_number or (pa.types.is_decimal(kind) and not is_list(found))
-        is_time = is_temporal(found)
-        if not (is_number or is_time or is_text(kind) or pa.types.is_null(kind)):
-            # Names inside a type may hold anything, and a note is one line.
-            return f"{' '.join(str(found).split())} is not supported"
-    return None
+    if isinstance(values, Spans):
+        return None
+    tests = [is_text, pa.types.is_null, pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean]
+    kind = values.type
+    if is_list(kind):
+        kind = kind.value_type
+    else:
+        tests += [pa.types.is_decimal, is_temporal]
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    is_known = any(test(kind) for test in tests)
+    # Names inside a type may hold anything, and a note is one line.
+    return None if is_known else f"{' '.join(str(values.type).split())} is not supported"
 
 
 def _read_plainest(values: Any) -> tuple[str, Values] | None:
@@ -268,20 +269,16 @@ def _read_plainest(values: Any) -> tuple[str, Values] | None:
 
 
 def _kinds_for(values: Any) -> tuple[str, ...]:
+    """Return the kinds that values may have, the plainest first."""
     if isinstance(values, Spans):
         return ("integer", "unsigned", "hex8", "float", "text")
-    if isinstance(values, ListSpans):
-        return ("integer", "unsigned", "hex8", "text")
-    if is_list(values.type):
-        return ("integer", "unsigned", "hex8", "text") if _is_text_list(values) else ("integer", "unsigned")
-    if pa.types.is_decimal(values.type) and values.type.scale:
-        return ("float",)
-    return ("integer", "unsigned", "float")
-
-
-def _is_text_list(array: Any) -> bool:
-    kind = array.type.value_type
-    return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    of_text = isinstance(values, ListSpans)
+    if not of_text and not is_list(values.type):
+        has_digits = pa.types.is_decimal(values.type) and values.type.scale
+        return ("float",) if has_digits else ("integer", "unsigned", "float")
+    kind = pa.string() if of_text else values.type.value_type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return ("integer", "unsigned", *(("hex8", "text") if is_text(kind) else ()))
 
 
 def _have_leading_zeros(spans: Spans) -> bool:

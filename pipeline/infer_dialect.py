@@ -11,7 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, compress, islice, pairwise
+from itertools import accumulate, islice, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,16 +153,6 @@ class Split:
         """The records that have as many fields as most."""
         return np.flatnonzero(self.counts == self.num_fields)
 
-    @property
-    def agreement(self) -> float:
-        """Share of these records."""
-        return float(self.usual.shape[0] / max(1, self.counts.shape[0]))
-
-    @property
-    def has_header(self) -> bool:
-        """Whether the first record is one of them."""
-        return bool(self.usual.size) and bool(self.usual[0] == 0)
-
     def columns(self, records: NDArray[np.intp]) -> list[Spans]:
         """Return each field of records as a column."""
         ends = zip(self.starts[: self.num_fields], self.stops[: self.num_fields], strict=True)
@@ -173,32 +164,33 @@ class Split:
         texts = [self.text[start:stop].tobytes().decode("utf-8", "backslashreplace") for start, stop in ends]
         return texts[: max(0, int(self.counts[record]))]
 
-    @property
-    def share(self) -> float:
-        """Return that share, or 1 where a few records are odd: they do not speak against a way to split."""
-        return self.agreement if self.agreement < 0.9 else 1.0
+    def texts(self, records: NDArray[np.intp]) -> list[list[str]]:
+        """Return each field of records as a column of texts that are not empty."""
+        return [list(filter(None, texts_of(column))) for column in self.columns(records)]
 
     @property
-    def num_typed(self) -> int:
-        """How many fields are numbers, times or ids in all of the first records."""
-        columns = self.columns(self.usual[1:_TYPED_RECORDS])
-        return sum(all(map(_TYPED.fullmatch, texts_of(column))) for column in columns)
+    def fit(self) -> tuple[float, ...]:
+        """How well the records fit together, for comparison.
+
+        These are: the share of those with as many fields as most, 1 where a few are odd, which do not speak
+        against a way to split; whether the first one is among them; how many fields are numbers, times or ids
+        in all of the next ones.
+        """
+        share = self.usual.shape[0] / max(1, self.counts.shape[0])
+        has_header = bool(self.usual.size) and bool(self.usual[0] == 0)
+        typed = (all(map(_TYPED.fullmatch, column)) for column in self.texts(self.usual[1:_TYPED_RECORDS]))
+        return share if share < 0.9 else 1.0, has_header, sum(typed)
 
     @property
     def rank(self) -> tuple[float, ...]:
         """How well the separator splits, for comparison."""
         separator = self.dialect.separator
         tier = next((number for number, each in enumerate(_SEPARATORS) if separator in each), 2.5)
-        share = self.share
+        share, has_header, num_typed = self.fit
         is_sure = self.num_fields > 1 and separator != " "  # blanks may follow any separator
         return (
-            is_sure and share == 1,
-            self.num_fields > 1,
-            share,
-            self.has_header,
-            -tier,
-            self.num_typed,
-            self.num_fields,
+            *(is_sure and share == 1, self.num_fields > 1, share, has_header),
+            *(-tier, num_typed, self.num_fields),
         )
 
 
@@ -246,50 +238,40 @@ def find_dialect(starts: bytes) -> Split:
     told = re.match(rb'"?sep=([^"\r\n])"?\r*\n', starts)
     basis = Schema((), (), format="csv", skip=1 if told else 0)
     separators = [*_LONG_SEPARATORS, *"".join(_SEPARATORS)] if told is None else [told[1].decode("latin-1")]
-    is_there = [
-        (escape or "").encode() in starts and (quote != "'" or b"'" in starts) for quote, escape in _QUOTES
+    # The usual quotes come first, and stay unless others split better.
+    quotes = [
+        {"quote": quote, "escape": escape}
+        for quote, escape in _QUOTES
+        if (escape or "").encode() in starts and (quote != "'" or b"'" in starts)
     ]
-    quotes = list(compress(_QUOTES, is_there))
-    tried = (
-        split_text(starts, replace(basis, separator=separator, quote=quote, escape=escape))
-        for separator in separators
-        if separator.encode() in starts
-        for quote, escape in quotes
-    )
-    best = max(tried, key=lambda split: split.rank, default=split_text(starts, basis))
+
+    def split(like: Schema, **keys: Any) -> Split:
+        return split_text(starts, replace(like, **keys))
+
+    there = [separator for separator in separators if separator.encode() in starts]
+    tried = (split(basis, separator=separator, **each) for separator in there for each in quotes)
+    best = max(tried, key=lambda split: split.rank, default=split(basis))
     # Two bars between fields look like one with an empty field between them.
-    single, rows = best.dialect.separator, _rows_of(best)
+    single = best.dialect.separator
+    rows = list(zip(*map(texts_of, best.columns(best.usual)), strict=True))
     longer = (long for long in _LONG_SEPARATORS if all(_are_between(long, single, row) for row in rows))
-    if rows:
-        best = next((split_text(starts, replace(best.dialect, separator=long)) for long in longer), best)
-    # The usual quotes, unless others split more; an apostrophe where a whole column has it around.
-    tried = (
-        split_text(starts, replace(best.dialect, quote=quote, escape=escape, trim=trim))
-        for quote, escape in quotes
-        for trim in (False, True)
-    )
+    best = next((split(best.dialect, separator=long) for long in longer if rows), best)
     # Without quotes, each half of a record of two lines may have as many fields as others, but the header,
     # or as the header, but other values. With quotes, rows between two that stand alone become one field.
-    best = max(
-        tried,
-        key=lambda split: (
-            split.has_header,
-            split.share,
-            split.num_typed,
-            split.usual.size,
-            split.agreement,
-        ),
-    )
-    columns = [list(filter(None, texts_of(column))) for column in best.columns(best.usual[1:])]
+    tried = (split(best.dialect, trim=trim, **each) for each in quotes for trim in (False, True))
+
+    def held(each: Split) -> tuple[float, ...]:
+        share, has_header, num_typed = each.fit
+        return has_header, share, num_typed, each.usual.size, each.usual.size / max(1, each.counts.size)
+
+    best = max(tried, key=held)
+    columns = best.texts(best.usual[1:])
+    # An apostrophe is a quote where a whole column has it around.
     if any(column and all(map(_APOSTROPHES.fullmatch, column)) for column in columns):
-        best = split_text(starts, replace(best.dialect, quote="'"))
+        best = split(best.dialect, quote="'")
     is_padded = any(column and all(field != field.strip(" \t") for field in column) for column in columns)
     trim = best.dialect.trim or (is_padded and best.dialect.separator != " ")
-    return split_text(starts, replace(best.dialect, comment=_comment_of(starts, best), trim=trim))
-
-
-def _rows_of(split: Split) -> list[tuple[str, ...]]:
-    return list(zip(*map(texts_of, split.columns(split.usual)), strict=True))
+    return split(best.dialect, comment=_comment_of(starts, best), trim=trim)
 
 
 def _are_between(long: str, single: str, fields: Sequence[str]) -> bool:

@@ -41,6 +41,7 @@ _START_BYTES = 1 << 16
 _SHOWN_REASONS = 3
 _CERTAIN_WORDS = {"\\N", "NULL", "<NULL>", "<null>"}
 """Words for a missing value that no text has for another reason."""
+_NAMELESS = "Columns without a name, or with the same one,"
 _NUMBERS = ("integer", "unsigned", "float", "hex8")
 _PAIRS = re.compile(rb"[+-]?\d+(?:\.\d+)?(?: qid:\d+)?((?: \d+:\S+)+)\s*(?:#.*)?")
 """A line of LIBSVM: the label, and pairs of a number and a value."""
@@ -359,7 +360,7 @@ def _on_names(names: Sequence[str], split: Split) -> str:
         return ""
     skip = int(split.lines[split.usual[1]]) - 1
     return (
-        "Columns without a name, or with the same one, are left out. To read them, write in place of header: "
+        f"{_NAMELESS} are left out. To read them, write in place of header: "
         f"header = false, skip = {skip} and fields = {toml_of(list(_without_twins(names)))}."
     )
 
@@ -453,7 +454,7 @@ def _propose(file: RawFile, rows: _Rows) -> Proposal:
     inferred = _beside_label(label, others, dict(columns), rows.num_rows)
     used = [column for column in inferred if column.is_used]
     if all(column.kind == "float" for column in used):
-        raise _without_category(file, inferred)
+        raise _without_category(file, inferred, rows.notes)
     keys = keys_of(replace(rows.schema, label=label.name, above=label.above, positive=label.positive))
     schema = read_keys(
         keys
@@ -488,11 +489,10 @@ def _beside_label(
     return kept
 
 
-def _without_category(file: RawFile, inferred: Sequence[InferredColumn]) -> InputError:
+def _without_category(file: RawFile, inferred: Sequence[InferredColumn], notes: Sequence[str]) -> InputError:
     """Return the error for a log none of whose columns is proposed as a category, with the reasons."""
     shown = [f"{column.name!r}: {column.note}" for column in inferred if not column.is_used][:_SHOWN_REASONS]
     reasons = f" ({'; '.join(shown)})" if shown else ""
-    return InputError(
-        f"{file.path}: no column could be a category{reasons}",
-        hint="a model needs at least one column of values that occur again, such as an id or a text",
-    )
+    needed = "a model needs at least one column of values that occur again, such as an id or a text"
+    named = [note for note in notes if note.startswith(_NAMELESS)]
+    return InputError(f"{file.path}: no column could be a category{reasons}", hint=" ".join([*named, needed]))

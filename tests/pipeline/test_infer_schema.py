@@ -90,11 +90,11 @@ def test_a_line_that_is_unlike_the_others_is_the_header(
     assert proposal.num_rows == len(lines) - is_header
 
 
-@pytest.mark.parametrize("header", ["user,,user,label", "# made by job 17\nuser,,user,label"])
+@pytest.mark.parametrize("header", ["user,,user,item,label", "# made by job 17\nuser,,user,item,label"])
 def test_columns_without_a_name_of_their_own_are_read_as_the_note_says(header: str, tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
-    proposal = proposed(log, header + "\n" + "7,1,5,1\n8,2,6,0\n" * 30)
-    assert [column.is_readable for column in proposal.columns] == [False] * 3
+    proposal = proposed(log, header + "\n" + "7,1,5,3,1\n8,2,6,4,0\n" * 30)
+    assert [column.is_readable for column in proposal.columns] == [False, False, False, True]
     (note,) = (note for note in proposal.notes if "without a name" in note)
     told = re.search(r"write in place of header: (.*), (.*) and (.*)\.", note)
     assert told is not None
@@ -102,6 +102,9 @@ def test_columns_without_a_name_of_their_own_are_read_as_the_note_says(header: s
     columns = [f"{name} = 'integer'" for name in ("user", "unnamed", "user_")]
     found = ingest([log], IngestConfig(schema="\n".join([*keys, *columns])), tmp_path / "out")
     assert columns_in(found)["user_"] == [5, 6] * 30 and found.num_samples == 60
+    log.write_text("user,user\n" + "7,1\n8,2\n" * 30)
+    with pytest.raises(InputError, match=r"same one, are left out\. To read them, .*, skip = 1 and fields"):
+        propose_schema(log)
 
 
 def test_libsvm_is_named_and_its_lines_are_made_two_columns(tmp_path: Path) -> None:

@@ -171,8 +171,8 @@ WRONG = {
     'group = { kind = "text" }': "group must be the name of a column, or {",
     'group = { column = "", kind = "text" }': "group must be the name of a column, or {",
     'group = { column = "a", kind = "text", name = "b" }': "group must be the name of a column, or {",
-    'group = { column = "a", kind = "hour" }': "kind of group must be one of integer, unsigned, text, hex8, got",
-    'group = { column = "a", kind = [] }': "kind of group must be one of integer, unsigned, text, hex8, got []",
+    'group = { column = "a", kind = "hour" }': "kind of group must be one of integer, unsigned, text, hex8",
+    'group = { column = "a", kind = [] }': "kind of group must be one of integer, unsigned, text, hex8",
     'label = ""': 'label must be "NAME", { column = "NAME", above = 3 } or',
 }
 
