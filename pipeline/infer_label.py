@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,32 +39,24 @@ _LOG_CHANCE = float(np.log(1e-6))
 
 @dataclass(frozen=True, slots=True)
 class InferredLabel:
-    """The label of a log, or the columns that could be it."""
+    """The label of a log, or a column that could be it."""
 
     name: str | None
     """Its column; None where no column has a name of labels, and the log has names."""
-    others: tuple[str, ...] = ()
-    """Other columns of two values that could be a label."""
-    named: tuple[str, ...] = ()
-    """Those that are called like labels."""
+    rank: int | None = None
+    """How much the name says that the column is the label, 0 most; None where it does not."""
     above: float | None = None
     """Number above which its values are 1."""
     positive: tuple[str, ...] = ()
     """Texts among its values that are 1."""
-    notes: tuple[str, ...] = ()
-    """What a reader of the proposal has to decide or to know."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    name: str
-    rank: int | None
-    """How much the name says that the column is the label, 0 most; None where it does not."""
-    above: float | None = None
-    positive: tuple[str, ...] = ()
-    note: str = ""
     is_clear: bool = True
     """Whether it is clear which of its values are 1."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the proposal has to decide or to know."""
+    others: tuple[str, ...] = ()
+    """Other columns of two values that could be a label."""
+    named: tuple[str, ...] = ()
+    """Those that are called like labels."""
 
 
 def infer_label(
@@ -76,22 +68,13 @@ def infer_label(
         each for each in (_candidate_of(column, values[column.name]) for column in inferred) if each
     ]
     named = sorted((each for each in candidates if each.rank is not None), key=lambda each: each.rank or 0)
-    others = [each for each in candidates if each.rank is None]
-    choice = named or [each for each in others if each.is_clear and not has_names]
+    others = tuple(str(each.name) for each in candidates if each.rank is None)
+    choice = named or [each for each in candidates if each.is_clear and not has_names]
     if not choice:
-        notes = [_nothing_chosen(others)]
-        notes += [
-            f"{column.name!r} is called like a label, but has {column.num_distinct:,} distinct values, among "
-            "them text. A footer, or a word for a missing value?"
-            for column in inferred
-            if column.num_distinct > 2
-            and _is_plain(column.name)
-            and (column.kind, column.lists) == ("text", None)
-        ]
-        return InferredLabel(None, tuple(each.name for each in others), notes=tuple(notes))
+        return InferredLabel(None, notes=_nothing_chosen(others, inferred), others=others)
     chosen = choice[0]
-    rivals = tuple(each.name for each in candidates if each is not chosen)
-    other_names = tuple(each.name for each in named[1:])
+    rivals = tuple(str(each.name) for each in candidates if each is not chosen)
+    other_names = tuple(str(each.name) for each in named[1:])
     notes = []
     if not named:
         so_are = f"; so are {_listed(rivals)}" if rivals else ""
@@ -99,16 +82,16 @@ def infer_label(
     elif other_names:
         called = _listed(other_names)
         notes.append(f"The label is {chosen.name!r}. Called like labels as well, so left out: {called}.")
-        plain = [each.name for each in named if each.above is None and not each.positive]
+        plain = [str(each.name) for each in named if each.above is None and not each.positive]
         if chosen.name in plain[:1] and plain[1:]:
             kept = ", ".join(map(quoted, plain))
             notes.append(f"To keep labels beside it, write labels = [{kept}] in place of label.")
-    elif chosen.rank and not _is_plain(chosen.name) and others:
+    elif chosen.rank and not _is_plain(str(chosen.name)) and others:
         notes.append(f"The label is {chosen.name!r} by a word of its name. Or is it {_listed(rivals)}?")
-    notes += [chosen.note] if chosen.note else []
+    notes += chosen.notes
     if next(column for column in inferred if column.name == chosen.name).num_distinct == 1:
         notes.append(f"All values of {chosen.name!r} are the same: nothing can be learned from these rows.")
-    return InferredLabel(chosen.name, rivals, other_names, chosen.above, chosen.positive, tuple(notes))
+    return replace(chosen, notes=tuple(notes), others=rivals, named=other_names)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -116,13 +99,22 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join([*map(repr, names[:_SHOWN_NAMES]), *more])
 
 
-def _nothing_chosen(others: Sequence[_Candidate]) -> str:
-    if not others:
-        return "No column of zeros and ones looks like a label: statistics only, or write label = ..."
-    return (
-        f"No column is called as labels are. It could be {_listed([each.name for each in others])}. "
-        "Write label = ... for one of them, and take it out below; without a label there are statistics only."
-    )
+def _nothing_chosen(others: Sequence[str], inferred: Sequence[InferredColumn]) -> tuple[str, ...]:
+    note = "No column of zeros and ones looks like a label: statistics only, or write label = ..."
+    if others:
+        note = (
+            f"No column is called as labels are. It could be {_listed(others)}. Write label = ... for one of "
+            "them, and take it out below; without a label there are statistics only."
+        )
+    mixed = [
+        f"{column.name!r} is called like a label, but has {column.num_distinct:,} distinct values, among "
+        "them text. A footer, or a word for a missing value?"
+        for column in inferred
+        if column.num_distinct > 2
+        and (column.kind, column.lists) == ("text", None)
+        and _is_plain(column.name)
+    ]
+    return note, *mixed
 
 
 def _words_of(name: str) -> set[str]:
@@ -144,7 +136,7 @@ def names_a_label(name: str) -> bool:
     return _is_plain(name) and _rank_of(name) is not None
 
 
-def _candidate_of(column: InferredColumn, values: Any) -> _Candidate | None:
+def _candidate_of(column: InferredColumn, values: Any) -> InferredLabel | None:
     """Return a column as a label, None where it cannot be one."""
     if not column.num_distinct or column.lists is not None or column.times is not None:
         return None
@@ -154,40 +146,41 @@ def _candidate_of(column: InferredColumn, values: Any) -> _Candidate | None:
         return None
     if column.num_distinct == 1 and rank is None:
         return None
-    note = ""
+    plain = InferredLabel(column.name, rank)
     if column.num_missing:
         note = f"{column.num_missing:,} rows have no {column.name}: preprocess refuses or skips them."
+        plain = replace(plain, notes=(note,))
     is_read = isinstance(values, Spans) or column.kind in ("integer", "unsigned")
     if is_read and not (read_column(values, "label").states == BAD).any():
-        return _Candidate(column.name, rank, note=note)
-    return _candidate_by_values(column.name, rank, Counter(filter(None, texts_of(values))), is_plain, note)
+        return plain
+    return _with_rule(plain, Counter(filter(None, texts_of(values))), is_plain=is_plain)
 
 
-def _candidate_by_values(
-    name: str, rank: int | None, counts: Counter[str], is_plain: bool, note: str
-) -> _Candidate | None:
+def _with_rule(plain: InferredLabel, counts: Counter[str], *, is_plain: bool) -> InferredLabel | None:
+    """Return a label that says which of its values are 1; None where none are."""
     try:
         numbers = sorted({float(text) for text in counts})
     except ValueError:
         numbers = []
-    if len(numbers) == 2 and (numbers in ([-1, 1], [0, 1]) or rank is not None):
-        return _Candidate(name, rank, above=sum(numbers) / 2, note=note)
+    if len(numbers) == 2 and (numbers in ([-1, 1], [0, 1]) or plain.rank is not None):
+        return replace(plain, above=sum(numbers) / 2)
     if not numbers and len(counts) == 2:
-        said = [text for text in counts if text.strip().lower() in _POSITIVE]
+        said = tuple(text for text in counts if text.strip().lower() in _POSITIVE)
         if len(said) == 1:
-            return _Candidate(name, rank, positive=(said[0],), note=note)
+            return replace(plain, positive=said)
         rare = min(counts, key=lambda text: counts[text])
-        guess = f"Which value of {name!r} means 1 is a guess: the rarer one of {_listed(sorted(counts))}."
-        told = rank if is_plain else None
-        return _Candidate(name, told, positive=(rare,), note=f"{note} {guess}".strip(), is_clear=False)
+        of = _listed(sorted(counts))
+        guess = f"Which value of {plain.name!r} means 1 is a guess: the rarer one of {of}."
+        rank = plain.rank if is_plain else None
+        notes = (*plain.notes, guess)
+        return replace(plain, rank=rank, positive=(rare,), notes=notes, is_clear=False)
     if not is_plain or len(numbers) < 3 or numbers[0] < 0:
         return None
     # Ratings above three fifths of the scale, such as 4 and 5 of 5; of counts all but 0.
-    above = 0.0
-    if rank == _RATINGS or numbers[0] > 0:
-        above = float(np.floor(0.6 * numbers[-1]))
-    guess = f"Values of {name!r} from {numbers[0]:g} to {numbers[-1]:g} are 1 above {above:g}: a guess."
-    return _Candidate(name, rank, above=above, note=f"{note} {guess}".strip())
+    is_scale = plain.rank == _RATINGS or numbers[0] > 0
+    above = float(np.floor(0.6 * numbers[-1])) if is_scale else 0.0
+    guess = f"Values of {plain.name!r} from {numbers[0]:g} to {numbers[-1]:g} are 1 above {above:g}: a guess."
+    return replace(plain, above=above, notes=(*plain.notes, guess))
 
 
 def is_positive(label: InferredLabel, values: Any) -> NDArray[np.bool_]:

@@ -238,7 +238,7 @@ def _text_rows(file: RawFile, num_rows: int) -> _Rows:
     notes = [header.note, _odd_lines(split, first, sample)]
     if sample.is_guessed:
         notes.append("The encoding is a guess: the first line is not UTF-8.")
-    elif sample.encoding == UTF_8 and not _is_utf8(sample.text):
+    elif sample.encoding == UTF_8 and sample.text.decode(errors="ignore").encode() != sample.text:
         notes.append(
             "Some values are not UTF-8: they are read as bytes, unless encoding = ... says what they are."
         )
@@ -269,14 +269,6 @@ def _refuse_other_forms(file: RawFile, sample: Sample, tried: Split) -> None:
             f"{_fields(tried.num_fields)}",
             hint="write a schema with the separator and the quote of the log",
         )
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _spread(rows: NDArray[np.intp], num_rows: int) -> NDArray[np.intp]:

@@ -183,7 +183,10 @@ def read_keys(keys: Mapping[str, Any], formats: Sequence[str] = FORMATS) -> Sche
         if key in _CSV_ONLY and format != "csv":
             raise ConfigError(f"{key} is for csv, and the format is {format}")
         KEYS[key].check(value, key)
-    schema = _with_features(keys, _dense_of(keys), _by_table(_sparse_of(keys)))
+    if not keys.get("sparse"):
+        raise ConfigError("sparse names no column", hint='under [sparse], write a line: column = "text"')
+    sparse = _by_table(_entries(keys["sparse"], _SPARSE_KEYS))
+    schema = _with_features(keys, _entries(keys.get("dense", []), _DENSE_KEYS), sparse)
     # A feature cannot have the name of a column that samples have in shards.
     taken = {each.name for each in schema.sample_columns(has_label=True)}
     for name in (*schema.dense, *schema.sparse):
@@ -195,24 +198,16 @@ def read_keys(keys: Mapping[str, Any], formats: Sequence[str] = FORMATS) -> Sche
     return schema
 
 
-def _dense_of(keys: Mapping[str, Any]) -> list[Keys]:
-    """Return the entries of ``dense``: of a table kinds and settings, of a list integers."""
-    dense = keys.get("dense", [])
-    if isinstance(dense, list):
-        refuse_twice(dense)
-        dense = dict.fromkeys(dense, "integer")
-    return [_entry(column, value, _DENSE_KEYS) for column, value in dense.items()]
-
-
-def _sparse_of(keys: Mapping[str, Any]) -> list[Keys]:
-    """Return the entries under ``[sparse]``, where a list of tables is one feature each."""
-    sparse = keys.get("sparse", {})
-    if not sparse:
-        raise ConfigError("sparse names no column", hint='under [sparse], write a line: column = "text"')
+def _entries(section: Any, known: Mapping[str, Key]) -> list[Keys]:
+    """Return the features of ``dense``, where a list is one of integers, or of ``[sparse]``."""
+    if isinstance(section, list):
+        refuse_twice(section)
+        section = dict.fromkeys(section, "integer")
     found = []
-    for column, value in sparse.items():
+    for column, value in section.items():
+        # A list of tables is one feature each.
         are_tables = isinstance(value, list) and value and all(isinstance(each, dict) for each in value)
-        found += [_entry(column, each, _SPARSE_KEYS) for each in (value if are_tables else [value])]
+        found += [_entry(column, each, known) for each in (value if are_tables else [value])]
     return found
 
 
