@@ -59,7 +59,7 @@ def test_the_plainest_kind_that_no_value_contradicts_is_taken(texts: list[str], 
         ([2**63, 1], pa.uint64(), "unsigned"),
         ([0.5, None], pa.float32(), "float"),
         (["a", None], pa.string(), "text"),
-        ([True, None], pa.bool_(), "integer"),
+        ([True, False, None], pa.bool_(), "integer"),
         ([[1], []], pa.list_(pa.int64()), "integer"),
         ([["a"], None], pa.list_(pa.string()), "text"),
     ],
@@ -71,6 +71,7 @@ def test_parquet_columns_have_kinds_too(values: list[Any], kind: Any, wanted: st
         True,
         pa.types.is_list(kind),
     )
+    assert found.note.startswith("true or false, 33% missing") == pa.types.is_boolean(kind)
 
 
 @pytest.mark.parametrize(

@@ -269,54 +269,6 @@ def test_a_log_of_criteo_needs_no_schema(
     assert explain_built_in(log) is None
 
 
-OLD_LOGS = ("avazu", "avazu-x1", "avazu-x4", "criteo-x1", "criteo-x4", "taobao")
-_FIELDS = {"hex8": "0a1b2c3d", "integer": "7", "float": "0.25", "dense": "-3", "label": "1"}
-
-
-def published_log(name: str, *, without: str = "", **fields: str) -> str:
-    """Three lines of a built-in CSV log behind its header, with an id as Kaggle's files have."""
-    schema = schema_named(name)
-    kinds = {"id": "integer"} | dict.fromkeys(schema.columns(has_label=True), "label")
-    kinds |= dict.fromkeys(schema.dense, "dense") | dict.fromkeys(schema.floats, "float") | schema.kind_of
-    written = {column: _FIELDS[kind] for column, kind in kinds.items() if column != without}
-    written |= {column: "5|6" for column, _ in schema.lists} | fields
-    return "\n".join([",".join(written), *[",".join(written.values())] * 3]) + "\n"
-
-
-@pytest.mark.parametrize("has_label", [True, False])
-@pytest.mark.parametrize("name", OLD_LOGS)
-def test_a_built_in_schema_is_named_for_its_log(tmp_path: Path, name: str, has_label: bool) -> None:
-    schema = schema_named(name)
-    log = tmp_path / "log.csv"
-    log.write_text(published_log(name, without="" if has_label else str(schema.label)))
-    told = explain_built_in(log)
-    assert told is not None and told.startswith(f"{log} is of the known log ")
-    options = told.split(" --schema ")[1].split()
-    assert options[1:] == ([] if has_label else ["--no-label"])
-    # Avazu's published split has the columns of Kaggle's file.
-    assert schema_named(options[0]) == schema
-    assert ingest([log], IngestConfig(schema=options[0], label=has_label), tmp_path / "out").num_samples == 3
-    # Preprocessing it without a schema is refused with the same name.
-    with pytest.raises(InputError, match="looks like CSV") as caught:
-        ingest([log], IngestConfig(), tmp_path / "other")
-    assert caught.value.hint is not None and caught.value.hint.endswith(" --schema " + " ".join(options))
-
-
-def test_a_log_that_only_looks_like_a_built_in_one_gets_no_name(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    for text in (
-        published_log("avazu", device_ip="10.0.0.1"),
-        published_log("avazu", without="C21"),
-        published_log("avazu", price="3"),
-        published_log("taobao", item="5", category="6"),
-        published_log("criteo-x4", C3="7.0"),
-        published_log("avazu").splitlines()[0] + "\n",
-        published_log("avazu-x1", feat_22='""""'),
-    ):
-        log.write_text(text)
-        assert explain_built_in(log) is None
-
-
 @pytest.mark.parametrize("separator", [",", "\t", ";", "|"])
 @pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_kinds_label_and_separator_are_guessed_and_fit(
@@ -341,13 +293,6 @@ def test_kinds_label_and_separator_are_guessed_and_fit(
     wanted = naive_columns(log) | {"other": [row[0] for row in log.rows]}
     wanted["label"] = [row[1] for row in log.rows]
     assert columns == wanted
-
-
-def test_a_log_without_a_header_gets_names(tmp_path: Path) -> None:
-    path = tmp_path / "log.tsv"
-    proposal = proposed(path, "1\t5\tabc\n0\t6\tabd\n")
-    assert proposal.schema.fields == ("field1", "field2", "field3") and proposal.schema.label == "field1"
-    assert proposal.schema.kind_of == {"field2": "integer", "field3": "text"}
 
 
 def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -> None:
@@ -395,20 +340,6 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
     assert "looks like a label" in proposal.text
 
 
-def test_lists_and_floats_of_parquet_are_proposed_and_fit(tmp_path: Path, rng: np.random.Generator) -> None:
-    kinds = {"clicked": "label", "tags": "list text", "price": "float"}
-    kinds |= {"codes": "list hex8", "n": "list integer"}
-    log = draw_log(200, kinds, rng, empty_lists=True)
-    raw = write_parquet(tmp_path / "log", log, group_rows=200)
-    proposal = proposed(raw)
-    schema = proposal.schema
-    assert (schema.lists, schema.floats) == ((("tags", ""), ("codes", ""), ("n", "")), ("price",))
-    assert schema.kind_of == {"tags": "text", "codes": "hex8", "n": "integer"}
-    assert "lists of " in proposal.text and ", 300 at most" in proposal.text
-    columns = ingest([raw], IngestConfig(schema=proposal.text), tmp_path / "out")
-    assert columns_in(columns) == naive_columns(log)
-
-
 def test_decimals_are_dense_and_what_may_be_lists_is_a_hint(tmp_path: Path) -> None:
     rows = "".join(
         f"{n % 2},{n}.5,{n % 5}|{n % 7}|3,x{n % 3};y{n % 4},a|b,{'one; two' if n % 4 == 3 else n % 7}\n"
@@ -445,17 +376,6 @@ def test_floats_with_negative_values_keep_them(tmp_path: Path) -> None:
     assert 'history = { kind = "float", transform = "none" }  # 2 distinct' in proposal.text
     ingested = columns_in(ingest([raw], IngestConfig(schema=proposal.text, label=False), tmp_path / "out"))
     assert ingested["history"][:3] == [-0.5, 0.25, None]
-
-
-def test_true_and_false_are_proposed_as_a_category_that_ingest_reads(tmp_path: Path) -> None:
-    member = [True, False, None, True]
-    raw = tmp_path / "log"
-    clicked = [True, False, True, True]
-    proposal = proposed(raw, {"site": [5, 6, 5, 7], "member": member, "clicked": clicked})
-    assert proposal.schema.label == "clicked"
-    assert [column.note for column in proposal.columns] == ["3 distinct", "true or false, 25% missing"]
-    columns = columns_in(ingest([raw], IngestConfig(schema=proposal.text), tmp_path / "out"))
-    assert columns["member"] == [1, 0, None, 1]
 
 
 def test_text_is_a_list_if_a_third_of_the_fields_with_text_have_a_separator(tmp_path: Path) -> None:
@@ -522,7 +442,7 @@ def test_few_rows_can_be_looked_at(tmp_path: Path) -> None:
     assert "# Guessed from 50 rows, the first, middle and last of 90: " in proposal.text
 
 
-@pytest.mark.parametrize("text", [b"", b'"a\n', b"PAR1 and no more", b"\n\n", b"sep=;\n", b"\n"])
+@pytest.mark.parametrize("text", [b"", b'"a\n', b"PAR1 and no more", b"\n\n", b"sep=;\n", b"\n", bytes(256)])
 def test_what_is_no_log_is_one_clear_line(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "log").write_bytes(text)
     with pytest.raises(InputError, match="log") as caught:
@@ -537,12 +457,6 @@ def test_the_avazu_sample_is_proposed_as_the_built_in_schema_without_its_constan
     # All these lines are of one hour.
     assert proposal.schema == replace(built_in, sparse=built_in.sparse[1:], kinds=built_in.kinds[1:])
     assert '# hour = "integer"  # left out: every row has the same value' in proposal.text
-
-
-def test_no_schema_is_proposed_for_what_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(bytes(range(256)) * 9)
-    with pytest.raises(InputError, match="is neither Parquet nor text"):
-        propose_schema(tmp_path / "log")
 
 
 @pytest.mark.parametrize("is_text", [True, False])

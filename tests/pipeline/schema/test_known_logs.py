@@ -77,15 +77,27 @@ def test_a_log_of_the_published_form_is_read(tmp_path: Path, name: str) -> None:
         assert labels == [int(wanted[name](row)) for row in rows]
 
 
-@pytest.mark.parametrize("name", OF_TEXT)
-def test_a_log_of_the_published_form_is_recognised(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "has_label"),
+    [*((name, True) for name in OF_TEXT), *((name, False) for name in OF_TEXT if KnownLog.read(name).header)],
+)
+def test_a_log_of_the_published_form_is_recognised(tmp_path: Path, name: str, has_label: bool) -> None:
     log = tmp_path / "log"
-    log.write_text(lines_of(name))
+    log.write_text(lines_of(name, without=None if has_label else schema_named(name).label))
     known = recognise(RawFile.inspect(log))
-    assert known is not None and known.is_exact and known.has_label
+    assert known is not None and known.is_exact and known.has_label == has_label
     assert known.name == SAME.get(name, name)
     told = explain_built_in(log)
-    assert told is not None and f"--schema {known.name}" in told
+    assert told is not None and told.startswith(f"{log} is of the known log {known.name}: ")
+    options = f"--schema {known.name}{'' if has_label else ' --no-label'}"
+    assert told.endswith(f"give {options}")
+    # Preprocessing it without a schema is refused with the same name, and with it the log is read.
+    with pytest.raises(FormatError) as caught:
+        ingest([log], IngestConfig(), tmp_path / "columns")
+    assert (caught.value.hint or "").endswith(f"give {options}")
+    assert not (tmp_path / "columns").exists()
+    config = IngestConfig(schema=known.name, label=has_label)
+    assert ingest([log], config, tmp_path / "columns").num_samples == NUM_ROWS
 
 
 @pytest.mark.parametrize("name", [name for name in OF_TEXT if KnownLog.read(name).header])
@@ -133,15 +145,6 @@ def test_a_byte_order_mark_is_no_part_of_criteos_text(tmp_path: Path, compressed
     assert files[0] == files[1]
 
 
-@pytest.mark.parametrize("name", [name for name in OF_TEXT])
-def test_without_a_schema_a_known_log_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / "log").write_text(lines_of(name))
-    with pytest.raises(FormatError) as caught:
-        ingest([tmp_path / "log"], IngestConfig(), tmp_path / "columns")
-    assert (caught.value.hint or "").endswith(f"give --schema {SAME.get(name, name)}")
-    assert not (tmp_path / "columns").exists()
-
-
 def test_without_a_schema_criteos_text_below_names_is_no_damage(tmp_path: Path) -> None:
     names = "\t".join(["label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))])
     (tmp_path / "log").write_text(names + "\n" + lines_of("criteo-kaggle"))
@@ -150,16 +153,29 @@ def test_without_a_schema_criteos_text_below_names_is_no_damage(tmp_path: Path) 
     assert (caught.value.hint or "").startswith("`hotset schema ")
 
 
+def edited(name: str, column: str, value: str) -> str:
+    """Return lines of a known log with another value in a column."""
+    header, *rows = (line.split(",") for line in lines_of(name).splitlines())
+    place = header.index(column)
+    edited = [[*row[:place], value, *row[place + 1 :]] for row in rows]
+    return "".join(",".join(row) + "\n" for row in [header, *edited])
+
+
 def test_a_log_that_only_looks_like_a_known_one_gets_no_name(tmp_path: Path) -> None:
     texts = {
         "another column": lines_of("taobao-ad").replace("pid", "price"),
         "one more column": lines_of("taobao-ad").replace("\n", ",3\n").replace("clk,3", "clk,price"),
+        "a column less": lines_of("avazu", without="C21"),
         "another behaviour": lines_of("taobao-behavior").replace("pv", "view"),
         "a rating of 9": lines_of("movielens-1m").replace("::5::", "::9::"),
         "a column twice": lines_of("kuairec").replace("date", "time"),
+        "an address": edited("avazu", "device_ip", "10.0.0.1"),
+        "a decimal": edited("criteo-x4", "C3", "7.0"),
+        "a wrong quote": edited("avazu-x1", "feat_22", '""""'),
+        "lists of one": re.sub(r"\|\d+", "", lines_of("taobao")),
         "no values": lines_of("ali-ccp", num_rows=0),
         "nothing": "",
     }
-    for text in texts.values():
+    for what, text in texts.items():
         (tmp_path / "log").write_text(text)
-        assert recognise(RawFile.inspect(tmp_path / "log")) is None
+        assert recognise(RawFile.inspect(tmp_path / "log")) is None, what

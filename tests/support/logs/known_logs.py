@@ -24,8 +24,10 @@ _VALUES: dict[str, Callable[[random.Random], str]] = {
 }
 
 
-def lines_of(name: str, *, seed: int = 0, num_rows: int = NUM_ROWS, header: bool = True) -> str:
-    """Return lines of a known log, in the form in which it was published."""
+def lines_of(
+    name: str, *, seed: int = 0, num_rows: int = NUM_ROWS, header: bool = True, without: str | None = None
+) -> str:
+    """Return lines of a known log, in the form in which it was published, ``without`` a column of it."""
     schema, known, drawn = schema_named(name), KnownLog.read(name), random.Random(seed)
     kinds = dict.fromkeys(known.header, "integer") | dict.fromkeys(schema.dense, "dense")
     kinds |= dict.fromkeys(schema.floats, "float")
@@ -35,6 +37,7 @@ def lines_of(name: str, *, seed: int = 0, num_rows: int = NUM_ROWS, header: bool
     label = str(schema.label)
     kinds[label] = label if label in _VALUES else "label"
     fields = schema.fields or known.header or schema.columns(has_label=True)
+    fields = tuple(field for field in fields if field != without)
     separator = "\t" if schema.format == "criteo" else schema.separator
     rows = [[_VALUES[kinds[field]](drawn) for field in fields] for _ in range(num_rows)]
     has_names = header and schema.format == "csv" and not schema.fields
