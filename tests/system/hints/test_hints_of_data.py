@@ -429,7 +429,7 @@ def test_a_part_with_too_many_elements_is_made_smaller(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--out", "other", "--block-bytes", "8MiB")
 
 
-@follows("pipeline/schema/schema.py::check_name check_name#2 check_name#3 check_name#4 taken_name")
+@follows("pipeline/schema/schema.py::check_name check_name#2 taken_name")
 def test_a_feature_is_renamed(shell: Shell) -> None:
     for name in ("ids", "dense.x", "x.texts", "file0001-x", "a/b"):
         write_csv()
