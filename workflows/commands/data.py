@@ -45,10 +45,10 @@ class SchemaCommand(JsonCommand):
         # The text has comments for the user to edit by; the object has the evidence instead.
         proposal = propose_schema(self.file, num_rows=self.samples)
         if self.json:
-            columns = [
-                asdict(column) | {"kind": column.kind, "is_list": column.lists is not None}
-                for column in proposal.columns
-            ]
+            columns = []
+            for column in proposal.columns:
+                shown = asdict(column) | {"kind": column.kind, "is_list": column.lists is not None}
+                columns.append(shown | {"is_transformed": "transform" not in shown.pop("features")[0]})
             print_json({"schema": asdict(proposal.schema), "rows": proposal.num_rows, "columns": columns})
         else:
             print(proposal.text, end="")
