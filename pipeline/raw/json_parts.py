@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..errors import MIB
+from ..errors import KIB, MIB
 from ..schema.schema import LABEL, WEIGHT, Schema
 from .column_values import FLOATS, is_list
 from .part import MAX_LINE_BYTES, Block, Part, iterate_blocks
@@ -117,7 +117,7 @@ def _read(text: NDArray[np.uint8], fields: Any) -> Any:
     import pyarrow.json as pj
 
     text = text[3:] if bytes(text[:3]) == b"\xef\xbb\xbf" else text
-    if not text.tobytes().strip():
+    if not any(text[first : first + KIB].tobytes().strip() for first in range(0, text.shape[0], KIB)):
         return pa.record_batch(
             [pa.nulls(0, each.type) for each in fields or ()], schema=fields or pa.schema([])
         )
