@@ -112,8 +112,8 @@ class NamedBatches:
     @property
     def schema(self) -> Any:
         """The Arrow schema of all batches."""
-        label = [(LABEL, pa.int8())] if self.totals.has_label else []
-        kinds = {name: type_of(name) for name in (WEIGHT, GROUP)}
+        kinds = {name: type_of(name) for name in (WEIGHT, GROUP, *self.totals.number_columns)}
+        label = [(LABEL, kinds.get(LABEL, pa.int8()))] if self.totals.has_label else []
         label += [(name, kinds.get(name, pa.int8())) for name in self.totals.sample_columns]
         dense = [(name, pa.float32()) for name in self.totals.dense]
         ids = [
@@ -164,11 +164,10 @@ class NamedBatches:
 
     def _named(self, batch: Any, path: Path) -> Any:
         columns = []
-        if self.totals.has_label:
-            columns.append(_label(batch.column(LABEL)))
-        for name in self.totals.sample_columns:
+        as_they_are = (WEIGHT, GROUP, *self.totals.number_columns)
+        for name in (*([LABEL] if self.totals.has_label else []), *self.totals.sample_columns):
             column = batch.column(name)
-            columns.append(column if name in (WEIGHT, GROUP) else _label(column))
+            columns.append(column if name in as_they_are else _label(column))
         # One copy turns the matrix: columns are read one by one from here on.
         dense = fixed_lists(batch.column("dense"), len(self.totals.dense), np.float32)
         columns += [pa.array(values) for values in np.ascontiguousarray(dense.T)]
@@ -453,6 +452,10 @@ def check_log(batches: NamedBatches, to: str) -> None:
         raise ConfigError(f"{to} holds one category a feature, and {lists[0]} has lists", hint=hint)
     if not batches.totals.has_label:
         raise ConfigError(f"{to} is for training, and the log has no labels", hint=hint)
+    if LABEL in batches.totals.number_columns:
+        raise ConfigError(
+            f"{to} takes labels of 0 and 1, and {batches.totals.labels[0]!r} is a number", hint=hint
+        )
     if batches.totals.num_unlabeled:
         num_samples = sum(batches.num_samples.values())
         lacking = f"{batches.totals.num_unlabeled} of {num_samples} samples lack {batches.totals.labels[0]!r}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, Self, TypeVar
 
 from ...stats.ranking.row_bytes import OPTIMIZERS
-from ..schema.schema import GROUP, WEIGHT, label_column
+from ..schema.schema import GROUP, LABEL, WEIGHT, label_column
 from .manifest import JsonRecord, Manifest, RecordError, require_range, stored_as
 
 MOST_ROWS = 2**31 - 1
@@ -195,13 +195,21 @@ class TrainingLog(RawLog):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleTotals(StageTotals):
-    """Totals that say which columns samples have besides features and the label that is trained on."""
+    """Totals that say which columns samples have besides features and the first label."""
 
     labels: tuple[str, ...] = ()
-    """Labels that a sample may lack, named as in the log, the one that is trained on first; empty where there
-    is one that all samples have."""
+    """Labels that a sample may lack, named as in the log, the first one in the column ``label``; empty where
+    there is one that all samples have."""
+    number_labels: tuple[str, ...] = ()
+    """Those of them that are any number, and not 0 or 1."""
     has_weight: bool = False
     has_group: bool = False
+
+    @property
+    def number_columns(self) -> tuple[str, ...]:
+        """Names of the columns with labels that are any number."""
+        names = zip((LABEL, *map(label_column, self.labels[1:])), self.labels, strict=False)
+        return tuple(column for column, label in names if label in self.number_labels)
 
     @property
     def sample_columns(self) -> tuple[str, ...]:
@@ -434,7 +442,7 @@ class ShardsTotals(SampleTotals):
     samples: KindCounts
     batches: KindCounts
     num_unlabeled: int = 0
-    """Samples without the label that is trained on."""
+    """Samples without the first label."""
 
     def check_values(self, where: str) -> None:
         require_range(f"{where}num_valid_samples", self.num_valid_samples, 0, self.samples.evaluation)
@@ -664,7 +672,7 @@ class ShardFacts(JsonRecord):
     lookups: dict[str, int] = field(default_factory=dict)
     """Lookups of each multi-hot table."""
     num_unlabeled: int = 0
-    """Samples without the label that is trained on."""
+    """Samples without the first label."""
 
     def check_values(self, where: str) -> None:
         require_range(f"{where}batches", self.num_batches, 0)

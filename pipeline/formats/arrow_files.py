@@ -107,7 +107,8 @@ _MOST_LOOKUPS = 2.0**60
 """Lookups of a table: sums of more could leave 64 bits."""
 _LABEL = (pa.uint8(),)
 _LABEL_OR_NOTHING = (pa.uint8(), None)
-_MAY_LACK = (_CATEGORY, _DENSE, _FLOAT, _LABEL_OR_NOTHING)
+_NUMBER_OR_NOTHING = (pa.float32(), None)
+_MAY_LACK = (_CATEGORY, _DENSE, _FLOAT, _LABEL_OR_NOTHING, _NUMBER_OR_NOTHING)
 ColumnTypes = dict[str, tuple[Any, ...]]
 """The types that each column of a file may have, by its name; None where it may lack values, too."""
 COUNT_COLUMNS: ColumnTypes = {"category": _CATEGORY, "count": (pa.int64(),)}
@@ -223,7 +224,8 @@ def columns_of(manifest: Manifest) -> ColumnTypes:
         case "ingest":
             log = ColumnsTotals.of(manifest)
             label = _LABEL_OR_NOTHING if log.labels else _LABEL
-            kinds = {WEIGHT: (pa.float32(),), GROUP: _CATEGORY}
+            kinds: ColumnTypes = {WEIGHT: (pa.float32(),), GROUP: _CATEGORY}
+            kinds |= dict.fromkeys(log.number_columns, _NUMBER_OR_NOTHING)
             names = [*([LABEL] if log.has_label else []), *log.sample_columns]
             of_samples = {name: kinds.get(name, label) for name in names}
             dense = dict.fromkeys(log.dense, _DENSE) | dict.fromkeys(log.floats, _FLOAT)

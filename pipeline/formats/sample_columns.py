@@ -34,9 +34,12 @@ def is_there(column: Any) -> NDArray[np.bool_]:
 
 
 def clicks_and_gaps(column: Any) -> NDArray[np.bool_]:
-    """Return which samples have label 1, and which have none, of a column of columns/: (2, num_samples)."""
+    """Return which samples have label 1, and which have none, of a column of columns/: (2, num_samples).
+
+    A label that is any number counts as 1 where it is not 0.
+    """
     is_missing = ~is_there(column)
-    return np.stack([(values_of(column, np.uint8) != 0) & ~is_missing, is_missing])
+    return np.stack([(values_of(column) != 0) & ~is_missing, is_missing])
 
 
 def write_words(name: str, column: Any, chosen: NDArray[np.int32], words: NDArray[np.int32]) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from ..schema.schema import LABEL, SAMPLE_TIME, TIME_KINDS, WEIGHT
+from ..schema.schema import LABEL, NUMBER, SAMPLE_TIME, TIME_KINDS, WEIGHT
 from .text_fields import (
     BAD,
     GOOD,
@@ -102,7 +102,7 @@ LIMITS = {
     "unsigned": (0, 2**64 - 1),
 }
 """Range of each kind of value: how far below and above 0."""
-FLOATS = ("float", "float32", WEIGHT)
+FLOATS = ("float", "float32", WEIGHT, NUMBER)
 """Kinds of columns with float64 values; those of the others than the first must fit in a float32."""
 _OTHER_KINDS = {
     "integer": ("unsigned", "float", "text"),

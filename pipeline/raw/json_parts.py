@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import KIB, MIB
-from ..schema.schema import LABEL, WEIGHT, Schema
+from ..schema.schema import LABEL, NUMBER, WEIGHT, Schema
 from .column_values import FLOATS, is_list
 from .part import MAX_LINE_BYTES, Block, Part, iterate_blocks
 from .raw_file import RawFile
@@ -161,6 +161,7 @@ _TYPES = {
     "float32": pa.float64(),
     LABEL: pa.int64(),
     WEIGHT: pa.float64(),
+    NUMBER: pa.float64(),
     "dense": pa.int64(),
     "unit": pa.int64(),
 }

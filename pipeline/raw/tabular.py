@@ -17,7 +17,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, InputError
-from ..schema.schema import GROUP, LABEL, SAMPLE_TIME, TIME_KINDS, WEIGHT, SampleColumn, Schema, find_columns
+from ..schema.schema import (
+    GROUP,
+    LABEL,
+    NUMBER,
+    SAMPLE_TIME,
+    TIME_KINDS,
+    WEIGHT,
+    SampleColumn,
+    Schema,
+    find_columns,
+)
 from .column_values import (
     FLOATS,
     PLAIN,
@@ -42,6 +52,7 @@ if TYPE_CHECKING:  # what reads no CSV does not import it
 NO_CONSTANTS: Mapping[str, str] = {}
 _WANTED = {
     LABEL: "0 or 1",
+    NUMBER: "a number that a float32 can hold",
     WEIGHT: "a number that is 0 or more and that a float32 can hold",
     "dense": "an integer from -2147483648 to 2147483647",
     "float": "a finite number",
@@ -57,6 +68,7 @@ MISSING_WORDS = tuple(rb"null (null) <null> nan -nan none nil na n/a #n/a <na> n
 _REASONS = {
     SAMPLE_TIME: "bad_time",
     LABEL: "bad_label",
+    NUMBER: "bad_label",
     WEIGHT: "bad_weight",
     "dense": "bad_integer",
     "float": "bad_float",
@@ -325,7 +337,13 @@ def _disorder(seconds: NDArray[np.int64], is_good: NDArray[np.bool_]) -> Fault |
 
 def _array(column: _Column, values: Values, keep: NDArray[np.bool_] | None) -> Any:
     types: dict[str, Any] = dict.fromkeys(FLOATS, np.float64)
-    types |= {LABEL: np.uint8, SAMPLE_TIME: np.int64, WEIGHT: np.float32, "dense": np.int32}
+    types |= {
+        WEIGHT: np.float32,
+        NUMBER: np.float32,
+        LABEL: np.uint8,
+        SAMPLE_TIME: np.int64,
+        "dense": np.int32,
+    }
     values = values if keep is None else values.rows(keep)
     is_missing = values.states == MISSING
     # Categories of any kind have one type.
@@ -386,7 +404,7 @@ def _remedy(column: _Column, cells: Any, position: int) -> str | None:
         forms = f'{{ column = "{column.column}", positive = ["yes"] }}, or above = 3 in place of positive'
         key = "among labels, " if column.may_lack else "label = "
         return f"if all labels are of this form, say in the schema which ones are 1: {key}{forms}"
-    if column.kind == LABEL or not column.may_lack:
+    if column.kind in (LABEL, NUMBER) or not column.may_lack:
         return None
     other = other_kind(value, column.kind, is_element=column.list_form is not None)
     if other is None or (other == "float" and column.name == GROUP):

@@ -28,7 +28,9 @@ TIME_UNITS = ("s", "ms", "us", "ns")
 TIME_CODES = "YymbBdHIpMSfzZaA%"
 """Codes of a time's format, those of Python's strptime. Names of months and days are English."""
 LABEL = "label"
-"""Column of columns/ and shards/ with the label that is trained on."""
+"""Column of columns/ and shards/ with the first label."""
+NUMBER = "number label"
+"""Kind of a label that is any number."""
 SAMPLE_TIME = "sample_time"
 """Column of columns/ with the time of each sample."""
 WEIGHT = "weight"
@@ -57,6 +59,8 @@ class LabelRule:
     column: str
     positive: tuple[str | int | float, ...] = ()
     above: float | None = None
+    is_number: bool = False
+    """Whether a label is any number, and not 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class SampleColumn:
     column: str
     """Name in the log."""
     kind: str
-    """LABEL, SAMPLE_TIME, WEIGHT or, of a group, one of KINDS."""
+    """LABEL, NUMBER, SAMPLE_TIME, WEIGHT or, of a group, one of KINDS."""
     unit: str | None = None
     """Unit of times that are numbers."""
     may_lack: bool = False
@@ -164,7 +168,7 @@ class Schema:
                 SampleColumn(
                     label_column(rule.column) if number else LABEL,
                     rule.column,
-                    LABEL,
+                    NUMBER if rule.is_number else LABEL,
                     may_lack=bool(self.labels),
                     positive=rule.positive,
                     above=rule.above,

@@ -130,6 +130,7 @@ KEYS = {
         positive=_list_of(
             lambda each: _NAME.fits(each) or _is_number(each), "a list of texts and numbers", 1
         ),
+        kind=_one_of(("float",)),
     ),
     "labels": _list_of(lambda value: True, "a list of columns", 1),
     "time": _column_or_table(
@@ -370,7 +371,7 @@ def _labels(keys: Mapping[str, Any]) -> Keys:
     """Return the fields of a schema that say what the labels are: of ``label``, or of ``labels``."""
     if "label" in keys and "labels" in keys:
         raise ConfigError(
-            "label and labels exclude each other", hint="leave label out: the first of labels is trained on"
+            "label and labels exclude each other", hint="leave label out: labels names all of them"
         )
     rules = []
     for value in keys.get("labels", [keys["label"]] if "label" in keys else []):
@@ -382,9 +383,13 @@ def _labels(keys: Mapping[str, Any]) -> Keys:
             for each in table.get("positive", ())
         )
         above = float(table["above"]) if "above" in table else None
-        rules.append(LabelRule(table["column"], tuple(positive), above))
+        rules.append(LabelRule(table["column"], tuple(positive), above, "kind" in table))
     if not rules:
         return {"label": None, "labels": ()}
+    if "label" in keys and rules[0].is_number:
+        raise ConfigError(
+            "label is 0 or 1", hint='numbers are kept by labels = [{ column = "NAME", kind = "float" }]'
+        )
     first = {"label": rules[0].column, "positive": rules[0].positive, "above": rules[0].above}
     return first | {"labels": tuple(rules) if "labels" in keys else ()}
 
@@ -461,7 +466,12 @@ def keys_of(schema: Schema) -> Keys:
             found["quote"] = _NO_QUOTE
     own = (LabelRule(schema.label, schema.positive, schema.above),) if schema.label is not None else ()
     labels = [
-        _short(column=rule.column, above=rule.above, positive=list(rule.positive))
+        _short(
+            column=rule.column,
+            above=rule.above,
+            positive=list(rule.positive),
+            kind="float" if rule.is_number else None,
+        )
         for rule in schema.labels or own
     ]
     time, unit = schema.time or ("", "")

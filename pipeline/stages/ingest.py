@@ -528,6 +528,7 @@ def _totals(
         untransformed=tuple(schema.untransformed),
         schema=None if schema.format == "criteo" else write_schema(schema.without_settings),
         labels=schema.label_columns if config.label and schema.labels else (),
+        number_labels=tuple(rule.column for rule in schema.labels if rule.is_number and config.label),
         has_weight=schema.weight is not None,
         has_group=schema.group is not None,
     )

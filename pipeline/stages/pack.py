@@ -297,7 +297,7 @@ def _lookups_of(rows: NDArray[np.int32], inputs: PackInputs) -> dict[str, int]:
 
 
 def _num_unlabeled(rows: NDArray[np.int32], inputs: PackInputs) -> int:
-    """Count the rows without the label that is trained on."""
+    """Count the rows without the first label."""
     return int(np.isnan(rows[:, LABEL].view(np.float32)).sum()) if inputs.log.labels else 0
 
 
@@ -330,6 +330,7 @@ def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTot
         samples=KindCounts(**{kind: samples[kind] for kind in KINDS.values()}),
         batches=KindCounts(**{kind: batches[kind] for kind in KINDS.values()}),
         labels=inputs.log.labels,
+        number_labels=inputs.log.number_labels,
         has_weight=inputs.log.has_weight,
         has_group=inputs.log.has_group,
         num_unlabeled=num_unlabeled,

@@ -278,7 +278,7 @@ def _keys_in_bins(
 TAG = 0
 """Word of the tag: 1 where all lookups of the sample hit hot rows."""
 LABEL = 1
-"""Word of the label that is trained on, see `sample_columns`; 0 in a log without labels."""
+"""Word of the first label, see `sample_columns`; 0 in a log without labels."""
 _FIRST_DENSE = 2
 
 

@@ -64,7 +64,7 @@ def log_series(inspected: Inspected) -> dict[str, Any]:
         quantiles, see `ValueSummary.quantiles`.
         ``dense_bins``: values of each from one power of two up to the next.
         Shares and rates are in [0, 1], None of nothing. Rates are of the samples that have the label; clicks
-        and all rates but ``label_rates`` are of the one that is trained on. All are empty where columns/ was
+        and all rates but ``label_rates`` are of the first label. All are empty where columns/ was
         discarded, and clicks None without labels.
     """
     columns = Manifest.read(inspected.folder / "columns")
