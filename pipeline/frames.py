@@ -88,15 +88,15 @@ def check_frame(frame: Any) -> None:
     )
 
 
-def like_frame(frame: Any, name: str, values: Any) -> Any:
-    """Return a frame with one column, of the kind of ``frame``; one of pandas has its index, too."""
+def like_frame(frame: Any, columns: dict[str, Any]) -> Any:
+    """Return a frame with some columns, of the kind of ``frame``; one of pandas has its index, too."""
     if _is_of("pandas", "DataFrame", frame):
-        return type(frame)({name: values}, index=frame.index)
+        return type(frame)(columns, index=frame.index)
     if isinstance(frame, pa.Table | pa.RecordBatch):
-        return pa.table({name: values})
+        return pa.table(columns)
     import polars as pl
 
-    return pl.DataFrame({name: values})
+    return pl.DataFrame(columns)
 
 
 def write_frame(frame: Any, path: Path) -> None:

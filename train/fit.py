@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..pipeline.errors import ConfigError, local_path, plain_value
-from ..pipeline.formats.columns import PROBABILITY
 from ..pipeline.frames import Frame, array_of, like_frame, table_of, write_frame
 from ..pipeline.raw.log_files import inspect_logs
 from ..pipeline.runtime.show_progress import shown_progress
@@ -150,6 +149,8 @@ class FitSettings(RowSettings, total=False):
     pooling: Pooling
     model_args: str | Mapping[str, Any] | None
     freeze: Sequence[str]
+    loss: str | None
+    loss_weights: str | Mapping[str, Real] | None
     epochs: Whole
     last_batch: LastBatch
     device: str
@@ -369,6 +370,8 @@ def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCon
             chosen["model_args"] = json.dumps(dict(chosen["model_args"]), default=lambda each: each.item())
         except (TypeError, ValueError, AttributeError):
             raise ConfigError("model_args must have numbers, texts and lists of them as values") from None
+    if isinstance(chosen.get("loss_weights"), Mapping):
+        chosen["loss_weights"] = ",".join(f"{name}={each}" for name, each in chosen["loss_weights"].items())
     # Options of the recipe are accepted next to the others, as on the command line.
     recipe = {name: value for name, value in settings.items() if name in of_recipe}
     if recipe:
@@ -445,8 +448,9 @@ def predict(
         settings: ``batch_size``, ``threads`` and ``slow_bytes``, see `PredictConfig`.
 
     Returns:
-        A frame with one float32 column, ``probability``: a row for each line or row, in their order. It is of
-        Polars, or of the kind of ``data``; one of pandas has the index of ``data``.
+        A frame with one float32 column, ``probability``, or for several labels ``probability_NAME`` of each,
+        and a row for each line or row, in their order; ``prediction`` in place of ``probability`` where the
+        loss predicts values. It is of Polars, or of the kind of ``data``; one of pandas has its index.
 
     Raises:
         HotsetError: a damaged run, or a line or column that does not match the schema.
@@ -474,9 +478,11 @@ def predict(
         expected = partial(int, table.num_rows)
     with shown_progress(not callable(progress) and progress) as shown:
         report = progress if callable(progress) else partial(shown, "predict")
-        found = list(reported(predictor.probabilities(logs), report, expected))
-    scores = np.concatenate(found) if found else np.empty(0, np.float32)
-    return like_frame(data, PROBABILITY, scores)
+        found = list(reported(predictor.predictions(logs), report, expected))
+    names = predictor.columns
+    scores = np.concatenate(found) if found else np.empty((0, len(names)), np.float32)
+    columns = np.ascontiguousarray(scores.reshape(-1, len(names)).T)
+    return like_frame(data, dict(zip(names, columns, strict=True)))
 
 
 @torch_as_before()

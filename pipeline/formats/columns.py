@@ -14,7 +14,7 @@ from all parts, and `rank` assigns ids to them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -257,20 +257,34 @@ def texts_of_table(vocabulary: Manifest, table: str) -> dict[int, str]:
 
 
 PROBABILITY = "probability"
-_SCHEMA = pa.schema([pa.field(PROBABILITY, pa.float32(), nullable=False)])
+PREDICTION = "prediction"
 _ROWS_OF_GROUP = 1 << 20
+
+
+def score_columns(labels: Sequence[str], predicts: str) -> tuple[str, ...]:
+    """Return the columns of predictions, one for each of several labels.
+
+    Args:
+        labels: of the run; empty for one without a name.
+        predicts: probability, or value.
+    """
+    name = PROBABILITY if predicts == PROBABILITY else PREDICTION
+    return tuple(f"{name}_{label}" for label in labels) if len(labels) > 1 else (name,)
 
 
 def write_scores(
     path: Path,
-    probabilities: Iterable[NDArray[np.float32]],
+    names: Sequence[str],
+    scores: Iterable[NDArray[np.float32]],
     *,
     others: Callable[[Iterator[Any]], Iterator[Any]] = iter,
     overwrite: bool = False,
 ) -> None:
-    """Write the probabilities of consecutive samples, in row groups of a million.
+    """Write the predictions of consecutive samples, in row groups of a million.
 
     Args:
+        names: of the columns.
+        scores: (num_samples,), or a column for each name.
         others: adds columns to the batches.
 
     Raises:
@@ -281,10 +295,14 @@ def write_scores(
 
     from ..folders.whole_file import whole_file
 
-    batches = (pa.record_batch([pa.array(found, pa.float32())], schema=_SCHEMA) for found in probabilities)
+    of_scores = pa.schema([pa.field(name, pa.float32(), nullable=False) for name in names])
+    batches = (
+        pa.record_batch(list(map(pa.array, found.reshape(-1, len(names)).T)), schema=of_scores)
+        for found in scores
+    )
     tables = row_groups(others(batches), _ROWS_OF_GROUP)
     first = next(tables, None)
-    schema = _SCHEMA if first is None else first.schema
+    schema = of_scores if first is None else first.schema
     with whole_file(path, overwrite=overwrite) as file, pq.ParquetWriter(file, schema) as writer:
         for table in () if first is None else itertools.chain([first], tables):
             writer.write_table(table.combine_chunks())

@@ -121,9 +121,10 @@ def _changed(log: RawFile) -> InputError:
     return InputError(f"{log.path} changed while it was read", hint="run again when it is complete")
 
 
-def refuse_name(names: Sequence[str], taken: str) -> None:
-    """Raise ConfigError where a column that is kept has the name of the scores."""
-    if taken in names:
-        raise ConfigError(
-            f"--keep names {taken!r}, the column of the scores", hint="leave the column out of --keep"
-        )
+def refuse_name(names: Sequence[str], taken: Sequence[str]) -> None:
+    """Raise ConfigError where a column that is kept has the name of one of the scores."""
+    for name in names:
+        if name in taken:
+            raise ConfigError(
+                f"--keep names {name!r}, the column of the scores", hint="leave the column out of --keep"
+            )

@@ -39,9 +39,9 @@ def test_a_frame_becomes_a_table_and_a_file(frame: Any, tmp_path: Path) -> None:
 
 
 def test_what_comes_back_is_of_the_kind_that_was_given() -> None:
-    assert isinstance(like_frame(pa.table(COLUMNS), "p", [1.0]), pa.Table)
+    assert isinstance(like_frame(pa.table(COLUMNS), {"p": [1.0]}), pa.Table)
     for other in (pl.DataFrame(COLUMNS), COLUMNS, "log.tsv"):
-        assert isinstance(like_frame(other, "p", [1.0]), pl.DataFrame)
+        assert isinstance(like_frame(other, {"p": [1.0]}), pl.DataFrame)
 
 
 def test_a_frame_of_pandas_keeps_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_a_frame_of_pandas_keeps_its_index(monkeypatch: pytest.MonkeyPatch) -> N
             self.index = index
 
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=DataFrame))
-    found = like_frame(DataFrame(COLUMNS, index=[7, 8, 9]), "p", [0.1, 0.2, 0.3])
+    found = like_frame(DataFrame(COLUMNS, index=[7, 8, 9]), {"p": [0.1, 0.2, 0.3]})
     assert isinstance(found, DataFrame) and found.index == [7, 8, 9] and list(found.columns) == ["p"]
 
 

@@ -114,7 +114,7 @@ def export_changes(
             counts.append(of_table)
             tensors |= own
         (folder / CHANGES).write_bytes(save({name: each.contiguous() for name, each in tensors.items()}))
-        write_json(folder / FEATURES, features_of(new.schema))
+        write_json(folder / FEATURES, features_of(new.schema, new.config.labels))
         write_json(folder / MODEL, ExportedModel.of(new, config.row_type).to_json())
         readme = _README.format(since=old.fingerprint, run=new.fingerprint)
         (folder / "README.md").write_bytes(readme.encode())

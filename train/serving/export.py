@@ -189,6 +189,7 @@ class ServingGraph(nn.Module):
         num_elements: of a history with its candidate, for a model that takes bags as histories; None for
             others.
         shift: what recalibrates logits where it is added to them.
+        predicts: probability, or value where that is the logit itself.
     """
 
     def __init__(
@@ -202,8 +203,10 @@ class ServingGraph(nn.Module):
         takes_mean: bool,
         num_elements: int | None = None,
         shift: float = 0.0,
+        predicts: str = "probability",
     ) -> None:
         super().__init__()
+        self._predicts = predicts
         self.model = model
         self._shift = shift
         self.index = index
@@ -229,7 +232,7 @@ class ServingGraph(nn.Module):
         bag_is_missing: list[torch.Tensor],
         bag_lengths: list[torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (B,) probabilities and (B,) logits.
+        """Return (B,) probabilities, or values, and (B,) logits; both (B, L) for several labels.
 
         Args:
             dense: (B, K) float64, NaN where missing.
@@ -265,6 +268,8 @@ class ServingGraph(nn.Module):
         logit_B = self.model.logits(values_BK, embeddings)
         if self._shift:
             logit_B = logit_B + self._shift
+        if self._predicts == "value":
+            return logit_B.clone(), logit_B
         return torch.sigmoid(logit_B), logit_B
 
     def _as_history(self, rows_BLD: torch.Tensor, length_B: torch.Tensor, num_elements: int) -> torch.Tensor:
@@ -296,8 +301,17 @@ _ROWS = {
 }
 
 
-def readme_of(features: Mapping[str, Any], config: ExportConfig, fingerprint: str) -> str:
+def outputs_of(predicts: str) -> tuple[str, str]:
+    """Return the names of what the graph returns."""
+    return "probability" if predicts == "probability" else "prediction", "logit"
+
+
+def readme_of(
+    features: Mapping[str, Any], config: ExportConfig, fingerprint: str, predicts: str = "probability"
+) -> str:
     """Return the text of the README; its programs run unchanged in the folder."""
+    outputs = outputs_of(predicts)
+    whose = "a click" if "labels" not in features else "each label"
     columns: dict[str, list[Any]] = {each["column"]: [0.0, None] for each in features["dense"]}
     # Times last: a column that others are made from, too, is shown as one.
     for each in sorted(features["sparse"], key=lambda each: each["kind"] not in _EXAMPLES):
@@ -308,7 +322,7 @@ def readme_of(features: Mapping[str, Any], config: ExportConfig, fingerprint: st
     text = f"""\
 # A click model, exported by hotset
 
-`model.pt2` goes from the values of a log to the probability of a click. It holds the vocabulary,
+`model.pt2` goes from the values of a log to the {outputs[0]} of {whose}. It holds the vocabulary,
 the tables ({_ROWS[config.row_type]}) and the dense layers.
 
 Training run: {fingerprint}.
@@ -332,20 +346,22 @@ import torch
 
 model = torch.export.load("model.pt2").module()
 with torch.no_grad():
-    probability, logit = model(*inputs.for_torch(columns))
+    {", ".join(outputs)} = model(*inputs.for_torch(columns))
 ```
 """
     if config.onnx:
-        text += """
+        text += f"""
 With ONNX Runtime (`model.onnx.data` stays next to `model.onnx`):
 
 ```python
 import onnxruntime
 
 session = onnxruntime.InferenceSession("model.onnx")
-probability, logit = session.run(["probability", "logit"], inputs.for_onnx(columns))
+{", ".join(outputs)} = session.run(["{outputs[0]}", "{outputs[1]}"], inputs.for_onnx(columns))
 ```
 """
+    if labels := features.get("labels"):
+        text += f"\nBoth have a column for each label, in this order: {', '.join(labels)}.\n"
     return (
         text
         + """
@@ -423,12 +439,13 @@ def write_export(
     if onnx:
         _write_onnx(program, described, folder / ONNX)
     # What a server needs besides the graph: the features, the code that makes inputs, and how to use both.
-    features = features_of(described.schema)
+    features = features_of(described.schema, described.config.labels)
     write_json(folder / FEATURES, features)
     write_json(folder / MODEL, described.to_json())
     source = inspect.getsource(serving_inputs)
     (folder / f"{serving_inputs.__name__.split('.')[-1]}.py").write_bytes(source.encode())
-    readme = readme_of(features, ExportConfig(row_type=described.row_type, onnx=onnx), fingerprint)
+    config = ExportConfig(row_type=described.row_type, onnx=onnx)
+    readme = readme_of(features, config, fingerprint, described.config.predicts)
     (folder / "README.md").write_bytes(readme.encode())
 
 
@@ -479,12 +496,13 @@ def graph_of(
         takes_mean=chosen.pooling == "mean",
         num_elements=chosen.history_length + 1 if chosen.kind == "tbsm" else None,
         shift=answers_of(described.config).shift,
+        predicts=described.config.predicts,
     )
     return graph.eval().requires_grad_(False)
 
 
-def features_of(schema: Schema) -> dict[str, Any]:
-    """Describe the features for `FEATURES`: names, columns, kinds of categories."""
+def features_of(schema: Schema, labels: Sequence[str] = ()) -> dict[str, Any]:
+    """Describe the features for `FEATURES`: names, columns, kinds of categories; and several labels."""
     # A feature may have another name than its column in the log.
     columns = schema.column_of
     lists, units, formats = dict(schema.lists), dict(schema.time_units), dict(schema.time_formats)
@@ -496,7 +514,8 @@ def features_of(schema: Schema) -> dict[str, Any]:
         keys = {"unit": units.get(name), "format": formats.get(name), "zone": zone}
         return {key: value for key, value in keys.items() if value}
 
-    return {
+    of_labels = {"labels": list(labels)} if len(labels) > 1 else {}
+    return of_labels | {
         "missing": list(schema.missing),
         "dense": [
             {"name": name, "column": columns[name], "kind": dense_kinds[name]} for name in schema.dense
@@ -559,7 +578,7 @@ def _write_onnx(program: torch.export.ExportedProgram, described: ExportedModel,
             external_data=True,
             verbose=False,
             input_names=names,
-            output_names=["probability", "logit"],
+            output_names=list(outputs_of(described.config.predicts)),
         )
         assert converted is not None
         converted.save(path, external_data=True)

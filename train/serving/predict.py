@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB, FormatError, HotsetError
-from ...pipeline.formats.columns import PROBABILITY, write_scores
+from ...pipeline.formats.columns import score_columns, write_scores
 from ...pipeline.raw.kept_columns import beside, kept_columns, refuse_name
 from ...pipeline.raw.log_files import inspect_logs
 from ...pipeline.raw.log_parts import open_parts
@@ -95,6 +95,9 @@ class RunPredictor:
         config = config or PredictConfig()
         found = RunTables.open(run, vocabulary)
         recorded = found.config
+        self.columns = score_columns(recorded.labels, recorded.predicts)
+        """Names of the predictions of a sample."""
+        self._predicts = recorded.predicts
         self._threads = set_threads(config.threads or recorded.threads)
         self._batch_size = config.batch_size or recorded.batch_size
         self._shift = answers_of(recorded).shift
@@ -114,7 +117,7 @@ class RunPredictor:
         )
 
     def logits(self, logs: OpenLogs) -> Generator[NDArray[np.float32]]:
-        """Yield the logits of each batch, (B,), in order.
+        """Yield the logits of each batch, (B,), or (B, L) for several labels, in order.
 
         Raises:
             InputError: a line does not match the schema.
@@ -147,11 +150,14 @@ class RunPredictor:
             ahead.close()
             encoded.close()
 
-    def probabilities(self, logs: OpenLogs) -> Generator[NDArray[np.float32]]:
-        """Yield the probabilities of each batch, (B,), as `logits` yields them."""
+    def predictions(self, logs: OpenLogs) -> Generator[NDArray[np.float32]]:
+        """Yield the probabilities of each batch, or values where the run predicts these, as `logits` does."""
         with closing(self.logits(logs)) as batches:
             for logit_B in batches:
-                yield probabilities(logit_B).astype(np.float32)
+                if self._predicts == "value":
+                    yield logit_B
+                else:
+                    yield probabilities(logit_B).astype(np.float32)
 
     def expected_in(self, files: Sequence[RawFile]) -> int:
         """Estimate the samples of logs by those read; 0 where one is compressed: its length is unknown."""
@@ -205,7 +211,7 @@ def predict_file(
     overwrite: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write the probabilities of ``log`` to Parquet; return their number.
+    """Write the predictions of ``log`` to Parquet; return their number.
 
     Args:
         out: file that appears when it is whole.
@@ -221,27 +227,27 @@ def predict_file(
     files = inspect_logs([log])
     others: Callable[[Iterator[Any]], Iterator[Any]] = iter
     if keep:
-        refuse_name(keep, PROBABILITY)
+        refuse_name(keep, predictor.columns)
         kept = [
             kept_columns(file, predictor.schema, keep, block_bytes=_BLOCK_BYTES, has_label=has_label)
             for file in files
         ]
         others = partial(beside, kept=chain.from_iterable(kept), logs=files)
     num_before, _ = predictor.num_read
-    with closing(predictor.probabilities(logs)) as batches:
+    with closing(predictor.predictions(logs)) as batches:
         scores = reported(batches, progress, partial(predictor.expected_in, files))
-        write_scores(out, scores, others=others, overwrite=overwrite)
+        write_scores(out, predictor.columns, scores, others=others, overwrite=overwrite)
     return predictor.num_read[0] - num_before
 
 
 def reported(
     batches: Iterable[NDArray[np.float32]], progress: Progress, expected: Callable[[], int]
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield batches of probabilities; report the samples so far and in all, at the end what there were."""
+    """Yield batches of predictions; report the samples so far and in all, at the end what there were."""
     num_samples = 0
-    for probability_B in batches:
-        yield probability_B
-        num_samples += probability_B.size
+    for scores in batches:
+        yield scores
+        num_samples += scores.shape[0]
         progress(num_samples, expected())
     progress(num_samples, num_samples)
 

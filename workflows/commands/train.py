@@ -428,7 +428,8 @@ class PredictCommand(JsonCommand, PredictConfig):
     """Raw log with the columns that the run was trained on, in any format that is read, or its folder."""
 
     out: Path
-    """Parquet file to write: a column `probability`, one row for each line, in the order of the log."""
+    """Parquet file to write: a column `probability`, or `probability_LABEL` for each of several labels, and
+    one row for each line, in the order of the log."""
 
     no_label: bool = False
     """Read lines without a label, in a format without column names (Criteo, CSV without a header)."""

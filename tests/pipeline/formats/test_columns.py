@@ -210,7 +210,7 @@ def test_predictions_keep_their_order_across_row_groups(
 ) -> None:
     monkeypatch.setattr(columns, "_ROWS_OF_GROUP", 100)
     values = np.random.default_rng(0).random(1000).astype(np.float32)
-    write_scores(tmp_path / "s.parquet", np.split(values, 40))
+    write_scores(tmp_path / "s.parquet", ("probability",), np.split(values, 40))
     found = pq.ParquetFile(tmp_path / "s.parquet")
     assert found.num_row_groups == 10
     np.testing.assert_array_equal(found.read()["probability"].to_numpy(), values)
@@ -222,13 +222,13 @@ def test_an_interrupted_file_is_not_there(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_scores(tmp_path / "s.parquet", interrupted())
+        write_scores(tmp_path / "s.parquet", ("probability",), interrupted())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_there_is_replaced_on_demand_alone(tmp_path: Path) -> None:
     (tmp_path / "s.parquet").write_bytes(b"old")
     with pytest.raises(HotsetError, match="exists"):
-        write_scores(tmp_path / "s.parquet", [])
-    write_scores(tmp_path / "s.parquet", [], overwrite=True)
+        write_scores(tmp_path / "s.parquet", ("probability",), [])
+    write_scores(tmp_path / "s.parquet", ("probability",), [], overwrite=True)
     assert pq.read_table(tmp_path / "s.parquet").num_rows == 0
