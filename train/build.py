@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..pipeline.errors import ConfigError
+from ..pipeline.schema.schema import LABEL, WEIGHT
 from .build_embeddings import (
     RowTools,
     RunStart,
@@ -25,8 +27,8 @@ from .build_embeddings import (
     resolve,
     with_options,
 )
-from .build_model import ModelSource, build_model, pooled_step
-from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig
+from .build_model import ModelSource, build_model, open_loss, pooled_step, predicts
+from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig, parse_loss_weights
 from .data.batch import MicroBatches
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from .data.shards import Shards
@@ -35,7 +37,7 @@ from .dense.gradients import BuildSums
 from .evaluate import Predictor
 from .loop import Trainer
 from .metrics import Answers, Meter
-from .model.choose_model import choose_model
+from .model.choose_model import choose_labels, choose_model
 from .model.layers import DenseModel
 from .model.shapes import ModelInputs
 from .optimizing import DenseUpdate, LearningRates, Stopping
@@ -48,6 +50,7 @@ from .step import HostSteps, StepParts, StepRunner
 from .threads import Readers, WorkThreads
 
 if TYPE_CHECKING:
+    from .dense.objective import Objective
     from .device import Device
     from .ranks.messages import CodedExchange
 
@@ -100,15 +103,13 @@ def build_trainer(
     coded, build_sums = _build_codecs(shards, config, ranks, exchange or ChosenExchange(), num_done)
     model, dense = _build_dense_layers(shards, config, chosen_model, tools, threads, build_sums, model_source)
     embeddings = _build_rows(shards, config, tools, ranks, coded, start)
+    answers = Answers(
+        labels=choose_labels(config, shards.labels),
+        predicts=predicts(config.loss),
+        negative_rate=config.negative_rate,
+    )
     predictor = Predictor(
-        shards,
-        dense,
-        embeddings,
-        tools.meter,
-        tools.folder,
-        ranks,
-        Answers(negative_rate=config.negative_rate),
-        config.negative_rate,
+        shards, dense, embeddings, tools.meter, tools.folder, ranks, answers, config.negative_rate
     )
     order = _build_order(shards, config, order, predictor, start)
     source = _build_step_source(shards, config, tools, embeddings, order, start)
@@ -204,7 +205,10 @@ def _build_dense_layers(
     model_source: ModelSource | None,
 ) -> tuple[DenseModel, DenseStep]:
     """Build the model with its initial parameters, and its step."""
-    model = build_model(chosen, ModelInputs.of(shards), config.seed, model_source, shards.least_batch_samples)
+    labels = choose_labels(config, shards.labels)
+    inputs = replace(ModelInputs.of(shards), labels=labels)
+    objective = _build_objective(shards, config, labels)
+    model = build_model(chosen, inputs, config.seed, model_source, shards.least_batch_samples)
     model = model.to(tools.device)
     dtype = config.dense_dtype
     assert dtype != "auto", "resolve chooses it"
@@ -212,10 +216,36 @@ def _build_dense_layers(
         from .gpu.build import has_fused_layers
 
         # Layers whose parameters are moved by others are passed by the module itself.
-        if has_fused_layers(config, shards, model, tools.device_api):
+        if objective is None and has_fused_layers(config, shards, model, tools.device_api):
             return model, GraphStep(model, tools.micro_batches, config.seed, dtype)
-    step = build_dense_step(model, tools.micro_batches, threads, dtype, config.seed, build_sums)
+    step = build_dense_step(model, tools.micro_batches, threads, dtype, config.seed, build_sums, objective)
     return model, pooled_step(step, chosen, shards.tables)
+
+
+def _build_objective(shards: Shards, config: TrainConfig, labels: Sequence[str]) -> Objective | None:
+    """Build the loss of a run; None for the log loss of the first label, where all samples have it."""
+    of_labels = parse_loss_weights(config.loss_weights)
+    columns = [shards.column_of(name) for name in labels] or [LABEL]
+    weights = [of_labels.get(name, 1.0) for name in labels] or [1.0]
+    is_value = predicts(config.loss) == "value"
+    numbers = [name for name in labels if name in shards.number_labels]
+    if numbers and not is_value:
+        raise ConfigError(
+            f"the label {numbers[0]!r} is any number, and a probability is of 0 and 1",
+            hint='give --loss a function with predicts = "value", or leave the label out: a loss weight of 0',
+        )
+    if config.negative_rate is not None and (is_value or len(columns) > 1):
+        raise ConfigError(
+            "--negative-rate recalibrates the probability of a single label",
+            hint="leave the other labels out, or leave --negative-rate out",
+        )
+    is_plain = columns == [LABEL] and weights == [1.0] and not shards.num_unlabeled
+    if is_plain and config.loss is None and WEIGHT not in shards.sample_columns:
+        return None
+    from .dense.objective import Objective
+
+    own_loss = None if config.loss is None else open_loss(config.loss, len(columns))
+    return Objective(tuple(columns), tuple(weights), own_loss)
 
 
 def _build_rows(

@@ -2,10 +2,16 @@
 
 A user's module is any ``torch.nn.Module`` with ``forward(dense, embeddings)``: dense features (B, K) float32
 and a dictionary from the name of each feature to its embeddings (B, D) float32, in their order; it
-returns (B,) logits. A class attribute ``per_sample = True`` says that each logit depends on its sample alone,
-so that batches may be computed in tiles on several threads.
+returns (B,) logits, or for several labels (B, L), in the order of ``inputs.labels``. A class attribute
+``per_sample = True`` says that each logit depends on its sample alone, so that batches may be computed in
+tiles on several threads.
 
-The class is imported by name, and tried on a small batch before a run begins. An error in user code becomes a
+A user's loss is a ``function(logits, labels, weights)`` of float32 tensors, (B,) for one label and (B, L) for
+several. It returns the loss of each sample, (B,), or of each sample and label, (B, L), with the weights
+applied. A label that is missing is 0, as is its weight. A prediction is the probability sigmoid(logit), or
+with ``function.predicts = "value"`` the logit.
+
+Both are imported by name, and tried on a small batch before a run begins. An error in user code becomes a
 HotsetError that names the place in the user's file; the original exception is its cause, which ``--verbose``
 shows in full.
 """
@@ -20,9 +26,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -51,17 +57,22 @@ def name_of(source: ModelSource) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def import_class(name: str) -> type[nn.Module]:
-    """Import ``package.module:Class``; the current folder is searched, too.
+def import_named(name: str, what: str, wanted: str) -> Any:
+    """Import what ``package.module:NAME`` names; the current folder is searched, too.
+
+    Args:
+        what: the model, or the loss, for messages.
+        wanted: a class, or a function.
 
     Raises:
-        ConfigError: there is no such module, no such class in it, or it is no torch.nn.Module.
+        ConfigError: there is no such module, or nothing of that name in it.
     """
-    module_name, _, class_name = name.partition(":")
-    if "<" in class_name or module_name == "__main__":
+    module_name, _, attribute = name.partition(":")
+    if "<" in attribute or module_name == "__main__":
+        way = "give it from Python as model=, or put the class" if what == "model" else f"put the {wanted}"
         raise ConfigError(
-            f"the model {name} cannot be imported: it was made inside a program",
-            hint="give it from Python as model=, or put the class in a separate file",
+            f"the {what} {name} cannot be imported: it was made inside a program",
+            hint=f"{way} in a separate file",
         )
     # As `python -m` does, but last: a file here is not to stand for a module that others import.
     if os.getcwd() not in sys.path:
@@ -75,17 +86,24 @@ def import_class(name: str) -> type[nn.Module]:
         if not isinstance(cause, ModuleNotFoundError) or not f"{module_name}.".startswith(f"{cause.name}."):
             raise
         raise ConfigError(
-            f"there is no module {module_name}, which the model {name} names",
+            f"there is no module {module_name}, which the {what} {name} names",
             hint=f"run hotset in the folder that holds {module_name.replace('.', '/')}.py, or install it",
         ) from cause
     # A class may be nested in others.
     where = getattr(found, "__file__", None) or module_name
-    for part in class_name.split("."):
+    for part in attribute.split("."):
         if not hasattr(found, part):
             hint = nearest(part, [other for other in vars(found) if not other.startswith("_")])
-            raise ConfigError(f"{where} has no class {class_name}", hint=hint)
+            raise ConfigError(f"{where} has no {wanted} {attribute}", hint=hint)
         found = getattr(found, part)
+    return found
+
+
+def import_class(name: str) -> type[nn.Module]:
+    """Import ``package.module:Class``; raises ConfigError where it is no torch.nn.Module."""
+    found = import_named(name, "model", "class")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        where = getattr(sys.modules[name.partition(":")[0]], "__file__", None) or name.partition(":")[0]
         raise ConfigError(f"{name} ({where}) is no torch.nn.Module", hint="derive the class from it")
     return found
 
@@ -146,7 +164,7 @@ PER_SAMPLE = "per_sample"
 _LARGE = 1e3
 """Factor of the inputs by which logits leave the range of probabilities."""
 _TRIED_SAMPLES = 7
-"""Samples of the batch that is made up to try a module; no table or layer is likely to be as wide."""
+"""Samples of the batch that is made up to try user code; no table or layer is likely to be as wide."""
 
 
 class UserModel(DenseModel):
@@ -157,6 +175,7 @@ class UserModel(DenseModel):
         self.module = module
         self.name = name
         self.inputs = inputs
+        self.num_logits = inputs.num_logits
         self.is_per_sample = bool(getattr(module, PER_SAMPLE, False))
         self._widths = tables_by_dim(inputs.table_dims)
 
@@ -166,15 +185,19 @@ class UserModel(DenseModel):
         # User code runs inside, so its exceptions are reported as such.
         with explained(f"the model {self.name}, on {batch},"):
             logits = self.module(dense_BK, self._by_table(embeddings))
-        # Anything but one logit per sample is refused; a column is the usual mistake and gets a hint that
-        # names the fix.
-        if isinstance(logits, torch.Tensor) and logits.shape == (num_samples,):
+        # Anything but one logit per sample and label is refused; a column is the usual mistake and gets a
+        # hint that names the fix.
+        wanted = (num_samples,) if self.num_logits == 1 else (num_samples, self.num_logits)
+        if isinstance(logits, torch.Tensor) and logits.shape == wanted:
             return logits
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
-        is_column = isinstance(logits, torch.Tensor) and logits.shape == (num_samples, 1)
+        hint = "return one logit of each sample"
+        if self.num_logits > 1:
+            hint += f" and label, in this order: {', '.join(self.inputs.labels)}"
+        elif isinstance(logits, torch.Tensor) and logits.shape == (num_samples, 1):
+            hint = "return logits.squeeze(1)"
         raise ConfigError(
-            f"the model {self.name} returned {found} for {num_samples} samples, want ({num_samples},)",
-            hint="return logits.squeeze(1)" if is_column else "return one logit of each sample",
+            f"the model {self.name} returned {found} for {num_samples} samples, want {wanted}", hint=hint
         )
 
     def _by_table(self, embeddings: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -298,8 +321,8 @@ def _refuse_dependent_samples(
     elif changed:
         reason = f"it changes its buffer {changed[0].removeprefix('module.')}, as batch normalization does"
     else:
-        # The first logit has no gradient by the inputs of another sample.
-        grads = torch.autograd.grad(logit_B[0], inputs, allow_unused=True)
+        # The first logits have no gradient by the inputs of another sample.
+        grads = torch.autograd.grad(logit_B[0].sum(), inputs, allow_unused=True)
         if any(grad is not None and bool(grad[1:].any()) for grad in grads):
             reason = "a logit depends on other samples of its batch"
     if reason:
@@ -332,17 +355,18 @@ def build_model(
     if config.kind == "dlrm":
         sizes = (inputs.num_dense, len(inputs.tables), inputs.embedding_dim, inputs.table_dims)
         shape = dlrm_shape((config.bottom_widths, config.top_widths), *sizes)
-        return Dlrm(replace(shape, dropout=config.dropout, batch_norm=config.batch_norm), seed)
+        shape = replace(shape, dropout=config.dropout, batch_norm=config.batch_norm)
+        return Dlrm(replace(shape, num_logits=inputs.num_logits), seed)
     if config.kind == "dcnv2":
         from .model.dcn import Dcn
 
-        return Dcn(DcnShape(inputs.num_dense, inputs.table_dims, config), seed)
+        return Dcn(DcnShape(inputs.num_dense, inputs.table_dims, config, inputs.num_logits), seed)
     if config.kind == "tbsm":
         from .model.tbsm import Tbsm, TbsmShape
 
         are_histories = tuple(table.is_multi_hot for table in inputs.tables)
         dims = (inputs.embedding_dim, inputs.table_dims)
-        return Tbsm(TbsmShape(inputs.num_dense, *dims, are_histories, config), seed)
+        return Tbsm(TbsmShape(inputs.num_dense, *dims, are_histories, config, inputs.num_logits), seed)
     chosen = model_source or import_class(config.name)
     module = build_module(chosen, config.name, seed, inputs, **config.keyword_arguments())
     model = UserModel(module, config.name, inputs)
@@ -357,3 +381,78 @@ def pooled_step(step: DenseStep, config: ModelConfig, tables: Sequence[Embedding
     if config.pooling == "mean" and multi_hot(tables):
         return MeanPooling(step, tables)
     return step
+
+
+Predicts = Literal["probability", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLoss:
+    """A user's function, whose faults are reported as such."""
+
+    name: str
+    function: Any
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the losses of samples, (B,) or (B, L)."""
+        with explained(f"the loss {self.name}"):
+            losses = self.function(logits, labels, weights)
+        if isinstance(losses, torch.Tensor) and losses.shape in (logits.shape, logits.shape[:1]):
+            return losses
+        found = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise ConfigError(
+            f"the loss {self.name} returned {found} for logits of shape {tuple(logits.shape)}, "
+            f"want ({logits.shape[0]},)",
+            hint="return the loss of each sample: no mean and no sum over the batch",
+        )
+
+
+def predicts(name: str | None) -> Predicts:
+    """Return what the logits of a run with this loss predict; None is the log loss.
+
+    Raises:
+        ConfigError: there is no such function, or its ``predicts`` is something else.
+    """
+    if name is None:
+        return "probability"
+    found = getattr(import_named(name, "loss", "function"), "predicts", "probability")
+    if found not in ("probability", "value"):
+        raise ConfigError(f"the loss {name} has predicts = {found!r}, want 'probability' or 'value'")
+    return cast(Predicts, found)
+
+
+def open_loss(name: str, num_logits: int) -> OwnLoss:
+    """Import a loss and try it on samples that are made up.
+
+    Raises:
+        HotsetError: it fails, or is no loss of single samples.
+    """
+    found = import_named(name, "loss", "function")
+    if not callable(found):
+        raise ConfigError(f"the loss {name} is no function, but {type(found).__name__}")
+    loss = OwnLoss(name, found)
+    shape = (_TRIED_SAMPLES, num_logits) if num_logits > 1 else (_TRIED_SAMPLES,)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(shape, generator=generator).requires_grad_()
+    labels = torch.randint(2, shape, generator=generator).float()
+    losses = loss(logits, labels, torch.ones(shape))
+    if not torch.isfinite(losses).all():
+        raise ConfigError(
+            f"the loss {name} returned {losses.detach().tolist()} for logits of about 1, want finite numbers",
+            hint="look for a logarithm or a division by zero",
+        )
+    if not losses.requires_grad:
+        raise ConfigError(f"the loss {name} does not depend on the logits", hint="it may detach them")
+    (grad,) = torch.autograd.grad(losses[0].sum(), [logits])
+    if bool(grad[1:].any()):
+        raise ConfigError(
+            f"the loss {name} of a sample depends on other samples of its batch",
+            hint="a batch is cut for threads and ranks: return the loss of each sample by itself",
+        )
+    # A missing label has a weight of 0, and its loss would be that of a label of 0.
+    if bool(loss(logits, labels, torch.zeros(shape)).any()):
+        raise ConfigError(
+            f"the loss {name} is not 0 where all weights are 0",
+            hint="multiply by weights: a missing label has a weight of 0",
+        )
+    return loss

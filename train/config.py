@@ -295,6 +295,28 @@ def parse_arguments(text: str | None) -> dict[str, Any]:
     return found
 
 
+def parse_loss_weights(text: str | None) -> dict[str, float]:
+    """Return the loss weights of labels by name, from ``click=1,buy=0.2``.
+
+    Raises:
+        ConfigError: a weight is no number of 0 or more, or a name is there twice.
+    """
+    found: dict[str, float] = {}
+    for each in text.split(",") if text is not None else ():
+        name, equals, number = each.rpartition("=")
+        try:
+            weight = float(number) if equals else -1.0
+        except ValueError:
+            weight = -1.0
+        if not (name and 0 <= weight <= MOST_LOSS_WEIGHT) or name in found:
+            raise ConfigError(
+                f"loss_weights: want LABEL=WEIGHT with commas between, each label once, got {each!r}",
+                hint="write them like click=1,buy=0.2, numbers of 0 or more",
+            )
+        found[name] = weight
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig(JsonRecord):
     """A dense model without the sizes that the shards decide."""
@@ -394,6 +416,8 @@ class Optimizers:
     dense_lr: float
 
 
+MOST_LOSS_WEIGHT = 2.0**64
+"""Far more than a loss is multiplied with, and far less than a float32 holds."""
 MOST_THREADS = 1024
 """More threads of the dense layers than a machine has cores; torch dies of a signal at some ten thousand."""
 MOST_MICRO_BATCHES = 1024
@@ -492,6 +516,14 @@ class TrainConfig(JsonRecord):
     freeze: tuple[str, ...] = field(default=(), metadata={"repeated": True})
     """Table whose rows are read and never changed; give the option once for each."""
 
+    loss: str | None = None
+    """Loss of your own, a function of logits, labels and weights as package.module:function; by default the
+    log loss."""
+
+    loss_weights: str | None = None
+    """Weight of each label in the loss, such as click=1,buy=0.2, of a log with several; by default 1. A label
+    of weight 0 is left out: the model has no logit of it."""
+
     epochs: int = 1
     """Number of passes over the training part."""
 
@@ -579,6 +611,12 @@ class TrainConfig(JsonRecord):
             raise ConfigError(f"negative_rate must be above 0 and below 1, got {self.negative_rate}")
         # What depends on the model is checked together.
         self._check_model()
+        if self.loss is not None and not is_class_name(self.loss):
+            raise ConfigError(
+                f"loss must be a function as package.module:function, got {self.loss!r}",
+                hint="for a function squared in the file losses.py write losses:squared",
+            )
+        parse_loss_weights(self.loss_weights)
         if not 0 <= self.cache_warmup <= 1:
             raise ConfigError(f"cache_warmup must be from 0 to 1, got {self.cache_warmup}")
         if not 0 <= self.seed < 2**63:

@@ -74,6 +74,7 @@ class Predictor:
     ) -> None:
         self._ranks = ranks or OneRank()
         self._answers = answers
+        self._shape = (len(answers.labels),) if len(answers.labels) > 1 else ()
         self._negative_rate = negative_rate
         self._shards = shards
         self._dense = dense
@@ -82,7 +83,7 @@ class Predictor:
         self._folder = folder
 
     def logits(self, part: Part = "test") -> Generator[tuple[Batch, NDArray[np.float32]]]:
-        """Yield the batches of a part in log order, with their logits, (B,).
+        """Yield the batches of a part in log order, with their logits, (B,), or (B, L) for several labels.
 
         Counted as evaluation. The caller closes the iterator, or takes all of it.
         """
@@ -93,7 +94,7 @@ class Predictor:
             left = iter(batches.numbers)
             for step in self._embeddings.evaluation_steps(batches.numbers, batches.batch):
                 embeddings = self._embeddings.look_up(step)
-                logit_B = torch.empty(0)
+                logit_B = torch.empty(0, *self._shape)
                 if step.batch.num_samples:
                     logit_B = self._dense.predict(step.batch, embeddings).cpu()
                     if self._answers.shift:
@@ -101,8 +102,8 @@ class Predictor:
                 if self._ranks.num_ranks == 1:
                     yield step.batch, logit_B.numpy()
                     continue
-                padded_B = torch.zeros(self._shards.batch_size)
-                padded_B[: logit_B.numel()] = logit_B
+                padded_B = torch.zeros(self._shards.batch_size, *self._shape)
+                padded_B[: logit_B.shape[0]] = logit_B
                 for found_B, number in zip(self._ranks.gather(padded_B), left, strict=False):
                     batch = batches.batch(number)
                     yield batch, found_B[: batch.num_samples].numpy()
@@ -136,7 +137,7 @@ class Predictor:
                 if isinstance(counter, ScoreCounter):
                     counter.add(logit_B[counted], batch.label_B.numpy()[counted], *of_groups)
                 else:
-                    label_BL = batch.label_B.numpy()[:, None]
+                    label_BL = self._shards.labels_of(batch, self._answers.labels)
                     of_samples = {name: values[counted] for name, values in batch.of_samples.items()}
                     counter.add(logit_B[counted], label_BL[counted], *of_groups, of_samples)
                 num_samples += batch.num_samples
@@ -147,7 +148,8 @@ class Predictor:
     def _new_counter(self, num_samples: int) -> ScoreCounter | SampleScores:
         """Return what adds up scores: of clicks alone where the log says no more of its samples."""
         columns = {WEIGHT, GROUP} & {*self._shards.sample_columns}
-        if self._answers == CLICKS and not columns and self._negative_rate is None:
+        is_plain = self._answers == CLICKS and not self._shards.num_unlabeled
+        if is_plain and not columns and self._negative_rate is None:
             return ScoreCounter(num_samples, self._folder)
         from .scoring.sample_scores import SampleScores
 
@@ -314,7 +316,8 @@ def evaluate(
     answers = answers_of(config)
     weights = read_weights(run) if weights is None else weights
     opened = Shards.open(shards)
-    opened.check_labels()
+    for name in config.labels:
+        opened.column_of(name)  # refuses shards without it
     hint = "evaluate on the shards the run was trained on, or on shards of the same vocabulary"
     refuse_other_tables(config, opened, hint)
     # A run may have had another budget than its shards, and its scores of hot samples are by its own rows.
@@ -343,4 +346,4 @@ def evaluate(
 
 def answers_of(config: RunConfig) -> Answers:
     """Return the meaning of the predictions of a run."""
-    return Answers(negative_rate=config.config.negative_rate)
+    return Answers(labels=config.labels, predicts=config.predicts, negative_rate=config.config.negative_rate)

@@ -23,7 +23,7 @@ from ..pipeline.folders.totals import ShardsTotals
 from ..pipeline.runtime.progress import Progress, no_progress
 from .build import build_trainer
 from .build_embeddings import RunStart, resolve, set_threads, with_options
-from .build_model import ModelSource
+from .build_model import ModelSource, predicts
 from .checkpoints.files import newest_whole, restore_dense
 from .checkpoints.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoints, restore, table_sizes
 from .checkpoints.source_run import SourceRun, open_source, optimizer_states
@@ -40,7 +40,7 @@ from .data.shards import ShardOrigin, Shards, with_hot_bytes
 from .dense.gradients import cpu_features, warn_of_slow_bf16
 from .loop import Trainer, train_steps
 from .metrics import RunQuality
-from .model.choose_model import choose_model
+from .model.choose_model import choose_labels, choose_model
 from .ranks.ranks import (
     NotFiniteRowError,
     Ranks,
@@ -242,8 +242,6 @@ def prepare_run(
         refuse_missing_folder(options.slow_dir)
     # The shards first: what the settings leave open follows from them.
     opened = Shards.open(shards)
-    if ranks.rank == 0:
-        opened.check_labels()
     opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
     opened.refuse_damage()
     whole, opened = opened, with_options(opened, config)
@@ -261,7 +259,9 @@ def prepare_run(
     if is_resumed and config.micro_batches is None:
         config = replace(config, micro_batches=recorded_micro_batches(recorded))
     config = resolve(opened, config, ranks.num_ranks)
-    description = describe(opened, config, threads, is_replay=replay is not None)
+    description = describe(
+        opened, config, threads, is_replay=replay is not None, predicts=predicts(config.loss)
+    )
     num_steps = config.epochs * opened.num_training_batches
     exchange, leaves_codecs_open = _choose_codecs(options.exchange, num_steps, ranks, recorded)
     description |= coding_of(exchange, ranks)
@@ -270,7 +270,8 @@ def prepare_run(
     if options.init_from is not None:
         chosen = config.optimizers(opened.embedding_optimizer)
         model = choose_model(config, opened.embedding_dim)
-        source = open_source(options.init_from, opened, chosen, model)
+        labels = choose_labels(config, opened.labels)
+        source = open_source(options.init_from, opened, chosen, model, labels)
         description["init_from"] = source.fingerprint
     given: Sequence[GivenTable] = ()
     if options.init_tables:

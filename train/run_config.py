@@ -25,6 +25,8 @@ SUMMARY = "summary.json"
 _MOST_BYTES = 64 * 2**20
 _PRESETS = ("kaggle", "terabyte", "mlperf", "small")
 _MOST_ROWS = 2**31
+_MOST_LABELS = 1024
+"""Far more than a log has."""
 _MOST_FLOATS = 2**20
 """Floats of a row, or dense features of a sample: far more than any model has."""
 
@@ -86,6 +88,16 @@ class RunConfig(JsonRecord):
     """Nominal samples of a training batch."""
     dense_model: ModelConfig
     """The layers of the model."""
+    labels: tuple[str, ...] = ()
+    """Labels by their names in the log, in the order of the logits; empty where the log has one without a
+    name, which all samples have."""
+    predicts: Literal["probability", "value"] = "probability"
+    """Whether a prediction is the sigmoid of a logit, or with a loss of the user's own the logit itself."""
+
+    @property
+    def num_logits(self) -> int:
+        """Logits of a sample."""
+        return max(1, len(self.labels))
 
     @classmethod
     def read(cls, value: object, where: str) -> RunConfig:
@@ -119,6 +131,8 @@ class RunConfig(JsonRecord):
         for what, tables in (("table", self.tables), ("feature", by_feature(self.tables))):
             if len({table.name for table in tables}) != len(tables):
                 raise RecordError(f"tables lists a {what} twice")
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) > _MOST_LABELS:
+            raise RecordError(f"labels has a name twice, or more than {_MOST_LABELS}")
 
 
 def read_object(path: Path, hint: str | None = RUN_HINT) -> dict[str, Any]:

@@ -46,7 +46,6 @@ from hotset.tests.support.logs.other_logs import (
 from hotset.tests.support.processes.kills import Killed, killed
 from hotset.tests.support.resealed import reseal
 from hotset.train.data.dataset import ShardDataset
-from hotset.train.data.shards import Shards
 from hotset.workflows.cli import main
 
 KINDS = {
@@ -391,14 +390,20 @@ def test_exported_shards_have_them(log: Log, data: Path, to: Any, tmp_path: Path
         assert np.float32(row[2]) == np.float32(wanted[number][2])
 
 
-def test_a_missing_label_is_not_trained_as_another(data: Path, tmp_path: Path) -> None:
-    lacking = Manifest.read(data / "shards").totals["num_unlabeled"]
-    wanted = (
-        rf"^{data}/shards: {lacking} of {NUM_SAMPLES} samples lack the label 'click', which is trained on$"
-    )
-    with pytest.raises(ShardError, match=wanted.replace("$", "\n")):
-        hotset.fit(data, tmp_path / "run")
-    assert lacking > 10 and not (tmp_path / "run").exists()
+def test_a_missing_label_counts_as_a_weight_of_zero(log: Log, tmp_path: Path) -> None:
+    """Of the first label alone, beside weights that other samples have."""
+    kinds = {"number": "whole", "click": "maybe label", "site": "hex8", "w": "weight"}
+    drawn = numbered(draw_log(NUM_SAMPLES, kinds, np.random.default_rng(8)))
+    lacking = sum(row[1] is None for row in drawn.rows)
+    drawn = Log(kinds, [(*row[:3], row[0] % 3 / 2) for row in drawn.rows])
+    filled = [(n, 1 if y is None else y, site, 0.0 if y is None else w) for n, y, site, w in drawn.rows]
+    other = Log(kinds | {"click": "label"}, filled)
+    runs = []
+    for name, each in (("gaps", drawn), ("zeros", other)):
+        preprocess([write_csv(tmp_path / f"{name}.csv", each)], recipe(each), tmp_path / name)
+        runs.append(hotset.fit(tmp_path / name, tmp_path / f"{name} run"))
+    weights = [(run.folder / "weights.safetensors").read_bytes() for run in runs]
+    assert lacking > 10 and weights[0] == weights[1]
 
 
 def test_other_programs_get_no_sample_without_its_label(log: Log, tmp_path: Path) -> None:
@@ -417,7 +422,10 @@ def labeled() -> Log:
     """A log without lists in which no sample lacks the first label."""
     kinds = {name: kind for name, kind in KINDS.items() if kind != "list text"}
     drawn = draw_log(120, kinds, np.random.default_rng(5))
-    return Log(kinds, [(number, number % 2, *row[2:]) for number, row in enumerate(drawn.rows)])
+    # Weights that a training bears.
+    weight = list(kinds).index("w")
+    rows = [[number, number % 2, *row[2:]] for number, row in enumerate(drawn.rows)]
+    return Log(kinds, [(*row[:weight], row[0] % 3 / 2, *row[weight + 1 :]) for row in rows])
 
 
 @pytest.fixture(scope="module")
@@ -430,41 +438,24 @@ def trained(labeled: Log, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_missing_label_is_not_evaluated_as_another(trained: Path, log: Log, tmp_path: Path) -> None:
-    plain = without(log, "list text")
-    config = replace(recipe(plain), count=CountConfig())
-    raw = write_csv(tmp_path / "log.csv", plain)
-    preprocess([raw], config, tmp_path / "dir", Resources(workers=1), like=trained / "dir")
-    with pytest.raises(ShardError, match="samples lack the label 'click', which is trained on"):
-        hotset.evaluate(trained / "run", tmp_path / "dir")
-
-
-def test_training_says_what_it_leaves_out(
-    labeled: Log, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    Shards.open(trained / "dir").check_labels()
-    assert "do not use these columns of the log: label_like it, weight, group" in caplog.text
-    # What is left out decides nothing.
-    plain = without(labeled, "weight", "group integer")
-    plain = Log(plain.kinds | {"click": "label", "like it": "unused"}, plain.rows)
+def test_groups_decide_nothing_of_training(labeled: Log, trained: Path, tmp_path: Path) -> None:
+    plain = without(labeled, "group integer")
     raw = write_csv(tmp_path / "log.csv", plain)
     preprocess([raw], recipe(plain), tmp_path / "dir", Resources(workers=1))
-    caplog.clear()
     hotset.fit(tmp_path / "dir", tmp_path / "run")
-    assert "do not use" not in caplog.text
     files = [folder / "run/weights.safetensors" for folder in (trained, tmp_path)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_a_log_is_predicted_without_them(labeled: Log, trained: Path, tmp_path: Path) -> None:
-    wanted = hotset.predict(trained / "run", trained / "log.csv")["probability"].to_list()
-    assert len(wanted) == 120
+    wanted = hotset.predict(trained / "run", trained / "log.csv")
+    assert wanted.columns == ["probability_click", "probability_like it"] and len(wanted) == 120
     bare = without(labeled, *NO_FEATURES)
     other = write_csv(tmp_path / "bare.csv", bare)
-    assert hotset.predict(trained / "run", other)["probability"].to_list() == wanted
+    assert hotset.predict(trained / "run", other).equals(wanted)
     columns = dict(zip(bare.kinds, map(list, zip(*bare.rows, strict=True)), strict=True))
     frame = pl.DataFrame(columns, schema_overrides={"query": pl.String, "site": pl.String})
-    assert hotset.predict(trained / "run", frame)["probability"].to_list() == wanted
+    assert hotset.predict(trained / "run", frame).equals(wanted)
 
 
 @pytest.mark.slow

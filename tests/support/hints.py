@@ -141,7 +141,8 @@ class Shell:
         """Run ``hotset`` and return its exit status, stdout and stderr."""
         self._capsys.readouterr()
         # A module of the user is imported anew, as by a new process.
-        sys.modules.pop("nets", None)
+        for name in ("nets", "losses"):
+            sys.modules.pop(name, None)
         importlib.invalidate_caches()
         try:
             status = main([str(argument) for argument in arguments])

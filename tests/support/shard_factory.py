@@ -51,6 +51,12 @@ class ShardSpec:
     """Row width of each table; None: all ``embedding_dim``."""
     same_table: tuple[int, ...] = ()
     """Features that look up in the table of the feature before them, whose rows they are to have."""
+    labels: tuple[str, ...] = ()
+    """Labels that a fifth of the samples lack each; empty: there is one that all have."""
+    number_labels: tuple[str, ...] = ()
+    """Those of them that are any number."""
+    has_weight: bool = False
+    """Whether samples have a weight, which is 0 for some."""
 
     @property
     def num_features(self) -> int:
@@ -99,15 +105,31 @@ def draw_samples(spec: ShardSpec, count: int, *, hot_only: bool, rng: np.random.
             bags[sample] = np.minimum(rng.zipf(spec.skew, length) - 1, limit - 1).astype(np.int32)
             is_hot_B[sample] &= bool(np.all(bags[sample] < spec.num_hot[feature]))
         samples[f"C{feature + 1}"] = bags
+    samples |= draw_columns(spec, logit, rng)
     one_hot = [feature for feature in range(spec.num_features) if feature not in spec.multi_hot]
     return samples | {"ids": ids_BF[:, one_hot], "is_hot": is_hot_B.astype(np.uint8)}
+
+
+def draw_columns(spec: ShardSpec, logit: NDArray[np.float64], rng: np.random.Generator) -> Samples:
+    """Labels, NaN where missing, and weights; nothing is drawn where there are none."""
+    found: Samples = {}
+    for number, name in enumerate(spec.labels):
+        label_B = rng.random(logit.size) < 1 / (1 + np.exp(number - logit))
+        values = logit + number if name in spec.number_labels else label_B
+        is_missing = rng.random(logit.size) < 0.2
+        column = f"label_{name}" if number else "label"
+        found[column] = np.where(is_missing, np.nan, values).astype(np.float32)
+    if spec.has_weight:
+        found["weight"] = rng.choice([0.0, 0.5, 1.0, 3.25], logit.size).astype(np.float32)
+    return found
 
 
 def to_record_batch(samples: Samples, *, has_label: bool, is_evaluation: bool) -> pa.RecordBatch:
     """One batch with the columns of the shard format."""
     columns: dict[str, pa.Array] = {}
-    if has_label:
-        columns["label"] = pa.array(samples["label"])
+    for name, values in samples.items():
+        if name == "weight" or (name.startswith("label") and has_label):
+            columns[name] = pa.array(values, mask=np.isnan(values))
     for name in ("dense", "ids"):
         matrix = samples[name]
         flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
@@ -129,6 +151,8 @@ def write_file(output: Output, spec: ShardSpec, kind: str, samples: Samples, par
     starts = range(0, count, spec.batch_size)
     is_hot = samples["is_hot"].astype(bool)
     facts: dict[str, Any] = {"kind": kind, "batches": len(starts)}
+    if spec.labels:
+        facts["num_unlabeled"] = int(np.isnan(samples["label"]).sum())
     if spec.order == "original" and kind == "mixed":
         stops = [start + spec.batch_size for start in starts]
         facts["hot_only_batches"] = [
@@ -175,7 +199,10 @@ def write_shards(folder: Path, spec: ShardSpec | None = None, **changes: Any) ->
         if samples["label"].size:
             batches[kind] = write_file(output, spec, kind, samples)
     counts = {kind: kinds[kind]["label"].size if kind in kinds else 0 for kind in batches}
-    output.seal(AnyRecord(**totals_of(spec, counts, batches)))
+    totals = totals_of(spec, counts, batches)
+    if spec.labels:
+        totals["num_unlabeled"] = sum(int(np.isnan(samples["label"]).sum()) for samples in kinds.values())
+    output.seal(AnyRecord(**totals))
     return folder
 
 
@@ -210,4 +237,13 @@ def totals_of(spec: ShardSpec, counts: dict[str, int], batches: dict[str, int]) 
         "num_rows": sum(table["num_rows"] for table in tables),
         "samples": counts,
         "batches": batches,
-    } | ({"num_valid_samples": spec.num_validation} if spec.num_validation else {})
+    } | {
+        key: value
+        for key, value in {
+            "num_valid_samples": spec.num_validation,
+            "labels": list(spec.labels),
+            "number_labels": list(spec.number_labels),
+            "has_weight": spec.has_weight,
+        }.items()
+        if value
+    }

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.train.build_model import build_model, import_class, name_of
+from hotset.train.build_model import build_model, import_class, name_of, open_loss, predicts
 from hotset.train.config import ModelConfig, TrainConfig
 from hotset.train.evaluate import evaluate
 from hotset.train.model.shapes import ModelInputs, TableInput
@@ -403,3 +403,146 @@ def test_a_class_that_cannot_be_imported_is_explained(
     with pytest.raises(HotsetError, match=message) as refused:
         import_class(name)
     assert hint in (refused.value.hint or "")
+
+
+LOSSES = """
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
+
+def squared(logits, labels, weights):
+    return weights * (logits - labels) ** 2
+
+squared.predicts = "value"
+
+def of_samples(logits, labels, weights):
+    losses = bce(logits, labels, weights, reduction="none")
+    return losses.sum(1) if losses.ndim > 1 else losses
+
+def mean(logits, labels, weights):
+    return bce(logits, labels, weights)
+
+def unweighted(logits, labels, weights):
+    return bce(logits, labels, reduction="none")
+
+def detached(logits, labels, weights):
+    return weights * (logits.detach() - labels) ** 2
+
+def centered(logits, labels, weights):
+    return weights * (logits - logits.mean()) ** 2
+
+def wild(logits, labels, weights):
+    return weights * torch.log(logits - 100)
+
+def broken(logits, labels, weights):
+    return labels.no_such_thing
+
+def odd(logits, labels, weights):
+    return weights * logits
+
+odd.predicts = "counts"
+number = 3
+"""
+
+
+@pytest.fixture
+def losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "drawn_losses.py").write_text(LOSSES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("drawn_losses", None)
+
+
+@pytest.mark.parametrize("num_logits", [1, 3])
+@pytest.mark.parametrize("name", ["squared", "of_samples"])
+@pytest.mark.usefixtures("losses")
+def test_a_loss_of_samples_is_taken(name: str, num_logits: int) -> None:
+    loss = open_loss(f"drawn_losses:{name}", num_logits)
+    logits = torch.zeros((5, num_logits) if num_logits > 1 else 5)
+    found = loss(logits, torch.ones_like(logits), torch.ones_like(logits))
+    wanted = num_logits * (1.0 if name == "squared" else 0.6931472)
+    assert found.view(5, -1).sum(1).tolist() == pytest.approx([wanted] * 5)
+
+
+LOSS_FAULTS = {
+    "mean": r"^the loss drawn_losses:mean returned shape \(\) for logits of shape \(7,\), want \(7,\)\n",
+    "unweighted": "^the loss drawn_losses:unweighted is not 0 where all weights are 0\n",
+    "detached": "^the loss drawn_losses:detached does not depend on the logits\n",
+    "centered": "^the loss drawn_losses:centered of a sample depends on other samples of its batch\n",
+    "wild": r"^the loss drawn_losses:wild returned \[.*nan.*\] for logits of about 1, want finite numbers\n",
+    "broken": "^the loss drawn_losses:broken failed in drawn_losses.py, line 30: AttributeError: ",
+    "number": "^the loss drawn_losses:number is no function, but int$",
+    "squard": "has no function squard\n",
+}
+
+
+@pytest.mark.parametrize("name", LOSS_FAULTS)
+@pytest.mark.usefixtures("losses")
+def test_what_is_no_loss_of_samples_is_refused(name: str) -> None:
+    with pytest.raises(HotsetError, match=LOSS_FAULTS[name]):
+        open_loss(f"drawn_losses:{name}", 1)
+
+
+@pytest.mark.usefixtures("losses")
+def test_a_function_says_what_it_predicts() -> None:
+    names = (None, "drawn_losses:of_samples", "drawn_losses:squared")
+    assert [predicts(name) for name in names] == ["probability", "probability", "value"]
+    with pytest.raises(ConfigError, match="has predicts = 'counts', want 'probability' or 'value'"):
+        predicts("drawn_losses:odd")
+
+
+class TwoHeads(nn.Module):
+    """A logit for each label, from one hidden layer."""
+
+    def __init__(self, inputs: ModelInputs, num_more: int = 0) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(inputs.num_dense + inputs.total_dim, 8)
+        self.heads = nn.Linear(8, len(inputs.labels) + num_more)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        hidden = torch.relu(self.hidden(torch.cat([dense, *embeddings.values()], dim=1)))
+        logits: torch.Tensor = self.heads(hidden)
+        return logits
+
+
+class TwoHeadsBySample(TwoHeads):
+    per_sample = True
+
+
+@pytest.mark.usefixtures("losses")
+@pytest.mark.parametrize("loss", [None, "drawn_losses:of_samples"])
+@pytest.mark.parametrize("module", [TwoHeads, TwoHeadsBySample])
+def test_a_module_has_a_logit_of_each_label(
+    module: type[nn.Module], loss: str | None, tmp_path: Path
+) -> None:
+    spec = replace(SPEC, labels=("click", "buy"), has_weight=True, multi_hot=())
+    write_shards(tmp_path / "shards", spec)
+    name = f"{__name__}:{module.__name__}"
+    weights = [
+        weights_of(tmp_path, tmp_path / placement, model=name, placement=placement, loss=loss)
+        for placement in ("all-fast", "lookahead", "hybrid")
+    ]
+    assert weights[0] == weights[1] == weights[2]
+    config = json.loads((tmp_path / "hybrid/config.json").read_text())
+    assert config["labels"] == ["click", "buy"] and "predicts" not in config
+    assert evaluate(tmp_path / "hybrid", tmp_path).num_samples > 20
+    assert verify_run(tmp_path / "hybrid") == []
+    with pytest.raises(
+        ConfigError, match=r"returned shape \(7, 3\) for 7 samples, want \(7, 2\)\n"
+    ) as caught:
+        weights_of(tmp_path, tmp_path / "other", model=name, model_args='{"num_more": 1}')
+    assert caught.value.hint == "return one logit of each sample and label, in this order: click, buy"
+
+
+@pytest.mark.usefixtures("losses")
+@pytest.mark.parametrize("model", ["small", "dcnv2"])
+def test_values_are_learned_by_a_loss_of_the_user(model: str, tmp_path: Path) -> None:
+    spec = replace(SPEC, labels=("seconds",), number_labels=("seconds",), num_mixed=600, multi_hot=())
+    write_shards(tmp_path / "shards", spec)
+    fields = {"model": model, "loss": "drawn_losses:squared", "epochs": 6, "log_every": 10}
+    first = weights_of(tmp_path, tmp_path / "run", **fields)
+    assert weights_of(tmp_path, tmp_path / "again", placement="hybrid", **fields) == first
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < losses[0] / 2
+    assert json.loads((tmp_path / "run/config.json").read_text())["predicts"] == "value"

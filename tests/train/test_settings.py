@@ -33,7 +33,8 @@ def test_settings_are_those_of_the_configs() -> None:
     wanted = settings_of(TrainConfig, RecipeOptions, ExchangeOptions)
     # A model may also be a module, so it is an argument of its own.
     del wanted["model"]
-    wanted["model_args"] = get_type_hints(FitSettings)["model_args"]
+    for name in ("model_args", "loss_weights"):
+        wanted[name] = get_type_hints(FitSettings)[name]
     assert get_type_hints(FitSettings) == wanted
     rows = get_type_hints(RowSettings)
     assert rows == {name: wanted[name] for name in rows}

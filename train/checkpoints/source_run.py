@@ -66,11 +66,14 @@ class SourceRun:
     where: str
 
 
-def open_source(run: Path, shards: Shards, chosen: Optimizers, model: ModelConfig) -> SourceRun:
+def open_source(
+    run: Path, shards: Shards, chosen: Optimizers, model: ModelConfig, labels: tuple[str, ...] = ()
+) -> SourceRun:
     """Open a run to start from.
 
     Args:
         shards: those of the new run; ``id_map/`` next to them maps the ids of an older vocabulary.
+        labels: those of the new run, in the order of the logits.
 
     Raises:
         HotsetError: the run is damaged, has nothing to start from, or is one of another model.
@@ -81,6 +84,12 @@ def open_source(run: Path, shards: Shards, chosen: Optimizers, model: ModelConfi
     hint = "start from a run on the same schema and --embedding-dim, or leave --init-from out"
     refuse_other_tables(config, shards, hint, may_grow=True)
     _refuse_other_model(run, config, model)
+    if config.labels != labels:
+        found, wanted = (", ".join(each) or "one without a name" for each in (config.labels, labels))
+        raise ConfigError(
+            f"{run} was trained on the labels {found}, this run on {wanted}",
+            hint="choose the same ones: a loss weight of 0 leaves a label out, --loss-weights LABEL=0",
+        )
     maps, map_fingerprint = _open_maps(run, config, shards)
     # A manifest marks a finished run, whose files are checked before they are read.
     if (run / MANIFEST).exists():

@@ -14,7 +14,7 @@ import resource
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,6 +211,8 @@ class Columns:
     of_samples: tuple[str, ...] = ()
     """Names of the columns of samples besides the label."""
     may_lack_label: bool = False
+    numbers: tuple[str, ...] = ()
+    """Names of the columns of labels that are any number."""
 
 
 class ShardFile:
@@ -251,8 +253,11 @@ class ShardFile:
                 ids_BF = _array(batch, chunks, "ids", pa.int32(), columns.num_one_hot)
             bags = tuple(_bags(batch, chunks, name) for name in columns.multi_hot)
             # Values that would spoil a training without a word are refused here.
-            refuse_wild_values(dense_BK, label_B, index, may_lack_label=columns.may_lack_label)
-            of_samples = _of_samples(batch, chunks, columns.of_samples, index) if columns.of_samples else {}
+            are_numbers = LABEL in columns.numbers
+            refuse_wild_values(
+                dense_BK, label_B, index, may_lack_label=columns.may_lack_label, are_numbers=are_numbers
+            )
+            of_samples = _of_samples(batch, chunks, columns, index) if columns.of_samples else {}
         return Batch(
             torch.from_numpy(label_B),
             torch.from_numpy(dense_BK),
@@ -271,11 +276,20 @@ class ShardFile:
 
 
 def refuse_wild_values(
-    dense_BK: NDArray[np.float32], label_B: NDArray[np.float32], number: int, *, may_lack_label: bool = False
+    dense_BK: NDArray[np.float32],
+    label_B: NDArray[np.float32],
+    number: int,
+    *,
+    may_lack_label: bool = False,
+    are_numbers: bool = False,
 ) -> None:
     """Raise ValueError here for values that would make a later loss NaN."""
     if not np.isfinite(dense_BK).all():
         raise ValueError(f"a dense value of batch {number} is not finite")
+    if are_numbers:
+        if np.isinf(label_B).any():
+            raise ValueError(f"a label of batch {number} is infinite")
+        return
     is_right_B = (label_B == 0) | (label_B == 1)
     if may_lack_label:
         is_right_B |= np.isnan(label_B)
@@ -289,10 +303,10 @@ def _with_gaps(batch: Any, name: str, values_B: NDArray[np.float32]) -> NDArray[
     return np.where(is_there(column), values_B, np.float32(np.nan)) if column.null_count else values_B
 
 
-def _of_samples(batch: Any, chunks: Chunks, names: Sequence[str], number: int) -> dict[str, NDArray[Any]]:
+def _of_samples(batch: Any, chunks: Chunks, columns: Columns, number: int) -> dict[str, NDArray[Any]]:
     """Return `Batch.of_samples`; raises ValueError for a label or a weight that is none."""
     found: dict[str, NDArray[Any]] = {}
-    for name in names:
+    for name in columns.of_samples:
         found[name] = _array(batch, chunks, name, type_of(name))
         if name == GROUP:
             found[HAS_GROUP] = is_there(batch.column(name))
@@ -302,7 +316,8 @@ def _of_samples(batch: Any, chunks: Chunks, names: Sequence[str], number: int) -
         else:
             found[name] = _with_gaps(batch, name, found[name])
             no_values = np.empty((0, 0), np.float32)
-            refuse_wild_values(no_values, found[name], number, may_lack_label=True)
+            are_numbers = name in columns.numbers
+            refuse_wild_values(no_values, found[name], number, may_lack_label=True, are_numbers=are_numbers)
     return found
 
 

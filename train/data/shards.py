@@ -49,7 +49,7 @@ from ...pipeline.folders.totals import (
 )
 from ...pipeline.formats.arrow_files import DAMAGE
 from ...pipeline.runtime.tasks import run_tasks
-from ...pipeline.schema.schema import check_name
+from ...pipeline.schema.schema import LABEL, check_name, label_column, nearest
 from ...pipeline.settings import LastBatch
 from ...stats.batch_rows import first_stray_lookup
 from ...stats.ranking.ranking import tag_hot_samples
@@ -109,7 +109,13 @@ class Shards:
             names = tuple(feature.name for _, feature in pairs if feature.is_multi_hot)
             self.sample_columns = totals.sample_columns
             """Names of the columns of samples besides the label."""
-            of_samples = (self.sample_columns, bool(totals.labels))
+            self.labels = totals.labels
+            """Names of the labels that a sample may lack; empty where there is one that all samples have."""
+            self.num_unlabeled = totals.num_unlabeled
+            """Samples without the first of them."""
+            self.number_labels = totals.number_labels
+            """Those of them that are any number, and not 0 or 1."""
+            of_samples = (self.sample_columns, bool(totals.labels), totals.number_columns)
             self._columns = Columns(self.num_dense, len(self._one_hot), names, *of_samples)
             # A log without labels can be preprocessed, but neither trained on nor evaluated.
             if not totals.has_label:
@@ -233,22 +239,21 @@ class Shards:
         other.tables = with_histories(self.tables, num_elements)
         return other
 
-    def check_labels(self) -> None:
-        """Raise ShardError where a sample lacks the label that is trained on: it would be trained as another.
-
-        What training does not use is named once.
-        """
-        totals = ShardsTotals.of(self.manifest)
-        if totals.num_unlabeled:
-            num_samples = self.num_training_samples + self.num_evaluation_samples
-            raise ShardError(
-                f"{self.manifest.folder}: {totals.num_unlabeled} of {num_samples} samples lack the label "
-                f"{totals.labels[0]!r}, which is trained on",
-                hint="leave those lines out of the log, or let another label be the first of labels",
+    def column_of(self, label: str) -> str:
+        """Return the column of a label in batches; raises ConfigError where there is no such label."""
+        if label not in self.labels:
+            known = ", ".join(map(repr, self.labels)) or "a single one without a name"
+            raise ConfigError(
+                f"{self.manifest.folder} has no label {label!r}, but {known}",
+                hint=nearest(label, self.labels) or 'its schema says labels = ["click", "buy"]',
             )
-        if self.sample_columns:
-            unused = ", ".join(self.sample_columns)
-            _log.warning("training and its metrics do not use these columns of the log: %s", unused)
+        return LABEL if label == self.labels[0] else label_column(label)
+
+    def labels_of(self, batch: Batch, names: Sequence[str]) -> NDArray[np.float32]:
+        """Return the labels of a batch, (B, L), NaN where missing; without names those of the first label."""
+        columns = [self.column_of(name) for name in names] or [LABEL]
+        found = [batch.label_B.numpy() if name == LABEL else batch.of_samples[name] for name in columns]
+        return np.stack(found, axis=1)
 
     def refuse_damage(self, kinds: Collection[str] = _KINDS) -> None:
         """Hash the files of these kinds.

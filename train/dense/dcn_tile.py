@@ -8,6 +8,7 @@ in float32 whatever their type, as is the last layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,7 +17,10 @@ from ..model.shapes import DcnShape, tables_by_dim
 from .gradients import ParameterViews, stored_inputs
 from .kernels import cross, cross_backward
 from .linear import Matrix, StepWeights
-from .tiles import LastLayer, Mlp
+from .tiles import Mlp, build_last_layer
+
+if TYPE_CHECKING:
+    from .objective import Targets
 
 
 class DcnTile:
@@ -48,7 +52,7 @@ class DcnTile:
         num_last = (
             (num_deep if hidden else filled_up) if self._is_stacked else stored_inputs(shape.last_inputs)
         )
-        self._last = LastLayer("last", num_last, weights)
+        self._last = build_last_layer("last", num_last, weights)
         # Zeros: rows end with those that fill them up, and no pass writes there.
         self._first = torch.zeros(most_samples, filled_up)
         self._first_grads = torch.zeros(most_samples, filled_up)
@@ -91,14 +95,14 @@ class DcnTile:
 
     def backward(
         self,
-        label_T: torch.Tensor,
+        target: torch.Tensor | Targets,
         scale: float,
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
         """Write the gradients of the last tile; return its loss, as `DenseTile.backward`."""
-        num_samples = label_T.shape[0]
-        loss, last_grad_TN = self._last.backward(label_T, scale, gradients)
+        num_samples = target.shape[0]
+        loss, last_grad_TN = self._last.backward(target, scale, gradients)
         # Through the deep network, then through the cross network, which adds to the gradient of its first
         # inputs at every layer.
         crossed_grad_TP, first_grad_TP = self._deep_backward(last_grad_TN, gradients)
@@ -246,13 +250,13 @@ class _Product:
             outputs_TN: perhaps wider than the product; what is beyond is left as it is.
         """
         num_samples = inputs_TK.shape[0]
-        target_TN = product_TN = outputs_TN[:, : self._num_outputs]
+        targetN = product_TN = outputs_TN[:, : self._num_outputs]
         if self._is_rounded:
             inputs_TK = self._inputs[:num_samples].copy_(inputs_TK)
             product_TN = self._outputs[:num_samples]
         product_TN = self._matrix.outputs(inputs_TK, product_TN)
-        if product_TN is not target_TN:
-            target_TN.copy_(product_TN)
+        if product_TN is not targetN:
+            targetN.copy_(product_TN)
 
     def backward(
         self,

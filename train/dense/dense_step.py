@@ -51,6 +51,7 @@ from .tiles import DenseTile
 if TYPE_CHECKING:
     from ..model.dcn import Dcn
     from .dcn_tile import DcnTile
+    from .objective import Objective, Targets
 
 
 class DenseStep(Protocol):
@@ -58,6 +59,8 @@ class DenseStep(Protocol):
 
     dtype: DenseDtype
     """Type of the products of the hidden layers."""
+    objective: Objective | None
+    """Loss of the run, which takes more of a batch than its labels; None: the log loss of these."""
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         """Run a batch forward and backward; return its summed loss in nats.
@@ -71,7 +74,7 @@ class DenseStep(Protocol):
         """
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return (B,) logits."""
+        """Return (B,) logits, or (B, L) for several labels."""
 
 
 def build_dense_step(
@@ -81,6 +84,7 @@ def build_dense_step(
     dtype: DenseDtype = "fp32",
     seed: int = 0,
     build_sums: BuildSums | None = None,
+    objective: Objective | None = None,
 ) -> DenseStep:
     """Build the step that suits the model and its device.
 
@@ -90,13 +94,15 @@ def build_dense_step(
         dtype: type of the products there.
         seed: that of the run, for models that draw random numbers.
         build_sums: of the gradients of several ranks, which are on the host.
+        objective: loss of the run; None: the log loss of one label that all samples have.
     """
     if next(model.parameters()).device.type == "cpu" and model.is_per_sample:
         if model.is_plain:
-            return TiledStep(cast("Dlrm | Dcn", model), micro_batches, threads, dtype, build_sums)
-        return GraphTiles(model, micro_batches, threads, dtype, build_sums, seed)
+            plain = cast("Dlrm | Dcn", model)
+            return TiledStep(plain, micro_batches, threads, dtype, build_sums, objective=objective)
+        return GraphTiles(model, micro_batches, threads, dtype, build_sums, seed, objective)
     assert build_sums is None, "several ranks compute samples by themselves, on the host"
-    return GraphStep(model, micro_batches, seed, dtype)
+    return GraphStep(model, micro_batches, seed, dtype, objective)
 
 
 class _TileStep(ABC):
@@ -111,6 +117,7 @@ class _TileStep(ABC):
         dtype: type of the products of the layers, whose weights are float32 in any case.
         build_sums: of the gradients of several ranks.
         seed: that of the run; with the number of the step it decides what dropout drops.
+        objective: loss of the run; None: the log loss of one label that all samples have.
     """
 
     is_moved = False
@@ -124,10 +131,12 @@ class _TileStep(ABC):
         dtype: DenseDtype = "fp32",
         build_sums: BuildSums | None = None,
         seed: int = 0,
+        objective: Objective | None = None,
     ) -> None:
         assert model.is_per_sample
         keep_freed_memory()
         self.dtype: DenseDtype = dtype
+        self.objective = objective
         self._model = model
         self._seed = seed
         self._parameters = parameters = FlatParameters(model, is_moved=self.is_moved)
@@ -163,6 +172,7 @@ class _TileStep(ABC):
         grads = [grad[: batch.num_samples] for grad in self._embedding_grads]
         # A list of floats, because each tile writes its own element from its own thread.
         losses = [0.0] * len(bounds)
+        targets = batch.label_B if self.objective is None else self.objective.targets(batch)
 
         def train_tile(number: int, worker: int) -> None:
             samples = slice(*bounds[number])
@@ -170,7 +180,7 @@ class _TileStep(ABC):
             with nullcontext() if draws is None else draws(samples.start):
                 tile.forward(batch.dense_BK[samples], [emb_BFd[samples] for emb_BFd in inputs])
             losses[number] = tile.backward(
-                batch.label_B[samples],
+                targets[samples],
                 self._scale,
                 [grad[samples] for grad in grads],
                 self._tile_views[number],
@@ -192,7 +202,9 @@ class _TileStep(ABC):
         self._begin(None)
         # The same tiles as in training, so that a batch has the same logits in both.
         bounds = tile_bounds(batch.num_samples)
-        logit_B = torch.empty(batch.num_samples, dtype=torch.float32)
+        num_logits = self._model.num_logits
+        shape = (batch.num_samples,) if num_logits == 1 else (batch.num_samples, num_logits)
+        logit_B = torch.empty(shape, dtype=torch.float32)
 
         def predict_tile(number: int, worker: int) -> None:
             samples = slice(*bounds[number])
@@ -240,9 +252,10 @@ class TiledStep(_TileStep):
         build_sums: BuildSums | None = None,
         *,
         features: frozenset[str] | None = None,
+        objective: Objective | None = None,
     ) -> None:
         # All parameters are in one vector, so that one call adds, rounds or steps them all.
-        super().__init__(model, micro_batches, threads, dtype, build_sums)
+        super().__init__(model, micro_batches, threads, dtype, build_sums, objective=objective)
         # Products in bf16 read a rounded copy of the vector; the parameters themselves stay float32.
         is_rounded = dtype == "bf16"
         self._rounded_vector = torch.zeros(self._parameters.size if is_rounded else 0, dtype=torch.bfloat16)
@@ -298,13 +311,13 @@ class _GraphTile:
 
     def backward(
         self,
-        label_T: torch.Tensor,
+        target: torch.Tensor | Targets,
         scale: float,
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
         with torch.enable_grad():
-            loss_sum = binary_cross_entropy_with_logits(self._logit_T, label_T, reduction="sum")
+            loss_sum = _loss_sum(self._logit_T, target)
             # Not `backward`, which would add to the same tensors from several threads.
             found = torch.autograd.grad(
                 loss_sum * scale, [*self._leaves, *self._parameters], allow_unused=True
@@ -325,13 +338,19 @@ class GraphStep:
         micro_batches: of a batch; those of this rank are computed.
         seed: that of the run; with the number of the step it decides what the model draws.
         dtype: bf16 passes the model under torch's autocast.
+        objective: loss of the run; None: the log loss of one label that all samples have.
 
     Raises:
         ConfigError: samples of the model depend on each other, and a batch has several micro-batches.
     """
 
     def __init__(
-        self, model: DenseModel, micro_batches: MicroBatches, seed: int = 0, dtype: DenseDtype = "fp32"
+        self,
+        model: DenseModel,
+        micro_batches: MicroBatches,
+        seed: int = 0,
+        dtype: DenseDtype = "fp32",
+        objective: Objective | None = None,
     ) -> None:
         if micro_batches.num_micro_batches > 1 and not model.is_per_sample:
             raise ConfigError(
@@ -344,6 +363,7 @@ class GraphStep:
         self._model = model
         self._micro_batches = micro_batches
         self._seed = seed
+        self.objective = objective
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         device = embeddings[0].device
@@ -389,7 +409,8 @@ class GraphStep:
             set_mode(self._model, is_training=True)
             block.enter_context(drawing(self._seed, step, first_sample))
             logit_B = _logits(self._model, batch.dense_BK.to(device), embeddings, self.dtype)
-            loss_sum = binary_cross_entropy_with_logits(logit_B, batch.label_B.to(device), reduction="sum")
+            target = batch.label_B if self.objective is None else self.objective.targets(batch)
+            loss_sum = _loss_sum(logit_B, target.to(device))
             # A tensor, because torch on a GPU multiplies by the reciprocal of a number.
             (loss_sum / torch.full_like(loss_sum, self._micro_batches.batch_size)).backward()  # type: ignore[no-untyped-call]
         for emb_BFd in embeddings:
@@ -416,7 +437,7 @@ def set_mode(model: torch.nn.Module, *, is_training: bool) -> None:
 def _logits(
     model: DenseModel, dense: torch.Tensor, embeddings: Sequence[torch.Tensor], dtype: DenseDtype
 ) -> torch.Tensor:
-    """Return (B,) logits as float32, whatever the model computes in."""
+    """Return (B,) or (B, L) logits as float32, whatever the model computes in."""
     dense = at_cache_line(dense)
     embeddings = [at_cache_line(emb_BFd) for emb_BFd in embeddings]
     if dtype == "fp32":
@@ -424,6 +445,13 @@ def _logits(
     with torch.autocast(dense.device.type, torch.bfloat16):
         logits = model.logits(dense, embeddings)
     return logits.float()
+
+
+def _loss_sum(logits: torch.Tensor, target: torch.Tensor | Targets) -> torch.Tensor:
+    """Return the summed loss in nats, with a graph; a tensor has the labels, one of each sample."""
+    if isinstance(target, torch.Tensor):
+        return binary_cross_entropy_with_logits(logits, target, reduction="sum")
+    return target.loss_sum(logits)
 
 
 @contextmanager
@@ -448,6 +476,7 @@ class MeanPooling:
 
     def __init__(self, step: DenseStep, tables: Sequence[EmbeddingTable]) -> None:
         self.dtype: DenseDtype = step.dtype
+        self.objective = step.objective
         self._step = step
         features = by_feature(tables)
         lists = [number for number, feature in enumerate(features) if feature.is_multi_hot]
@@ -496,6 +525,7 @@ class HistoryStep:
 
     def __init__(self, step: DenseStep, tables: Sequence[EmbeddingTable]) -> None:
         self.dtype: DenseDtype = step.dtype
+        self.objective = step.objective
         self._step = step
         self._names = [feature.name for feature in multi_hot(tables)]
 

@@ -213,6 +213,41 @@ def logistic_loss(
 
 
 @kernel
+def weighted_logistic_loss(
+    logit_T: NDArray[np.float32],
+    label_T: NDArray[np.float32],
+    weight_T: NDArray[np.float32],
+    scale: np.float32,
+    grad_T: NDArray[np.float32],
+) -> float:
+    """Return the weighted sum of the log loss and its scaled gradient.
+
+    With weights of 1 these are the bits of `logistic_loss`.
+
+    Args:
+        logit_T: (num_logits,), of samples and labels.
+        label_T: (num_logits,), from 0 to 1.
+        weight_T: (num_logits,), 0 or more.
+        scale: one over the nominal batch size.
+        grad_T: (num_logits,), written; ``(sigmoid(z) - y) * w * scale``.
+
+    Returns:
+        Nats, summed serially in float64.
+    """
+    loss = 0.0
+    for place in range(logit_T.size):
+        logit = logit_T[place]
+        label = label_T[place]
+        weight = weight_T[place]
+        small = np.exp(-np.abs(logit))
+        loss += weight * (max(logit, np.float32(0)) - logit * label + np.log1p(small))
+        one = np.float32(1)
+        chance = one / (one + small) if logit >= np.float32(0) else small / (one + small)
+        grad_T[place] = (chance - label) * weight * scale
+    return loss
+
+
+@kernel
 def last_layer_gradients(
     grad_T: NDArray[np.float32],
     hidden_TN: NDArray[np.float32],

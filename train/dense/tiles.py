@@ -14,7 +14,7 @@ T samples of a tile, K dense features, F tables, D embedding_dim, V = F + 1 vect
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from .kernels import (
     mask_by_relu_bf16,
 )
 from .linear import Matrix, StepWeights
+
+if TYPE_CHECKING:
+    from .objective import Targets
 
 
 class Front:
@@ -171,13 +174,16 @@ class LastLayer:
         return logit_T.add_(self._bias_1)
 
     def backward(
-        self, label_T: torch.Tensor, scale: float, gradients: ParameterViews
+        self, target: torch.Tensor | Targets, scale: float, gradients: ParameterViews
     ) -> tuple[float, torch.Tensor]:
         """Return the loss of the last tile, and its (T, N) gradient by the inputs."""
-        num_samples = label_T.shape[0]
+        num_samples = target.shape[0]
         # The gradient of the loss is computed with the loss, in one pass over the logits.
-        logits, grads = self._logits[:num_samples].numpy(), self._logit_grads[:num_samples]
-        loss: float = logistic_loss(logits, label_T.numpy(), np.float32(scale), grads)
+        logit_T, grads = self._logits[:num_samples], self._logit_grads[:num_samples]
+        if isinstance(target, torch.Tensor):
+            loss: float = logistic_loss(logit_T.numpy(), target.numpy(), np.float32(scale), grads)
+        else:
+            loss = target.write_gradients(logit_T, scale, torch.from_numpy(grads))
         if num_samples != self._input_grads.tensor.shape[0]:
             self._input_grads.cut(num_samples)
         # With one output, the products are those of vectors.
@@ -190,6 +196,51 @@ class LastLayer:
             self._input_grads.array,
         )
         return loss, self._input_grads.tensor
+
+
+class LastLayers(LastLayer):
+    """The layer of a tile that gives several logits of each sample, in float32, and the loss.
+
+    Args:
+        name: of the layer.
+        num_inputs: that are used.
+        weights: of the model.
+    """
+
+    def __init__(self, name: str, num_inputs: int, weights: StepWeights) -> None:
+        super().__init__(name, num_inputs, weights)
+        self._weight_NL = weights.values[self._weight][:num_inputs]
+        self._logits = torch.empty(weights.most_samples, self._weight_NL.shape[1])
+        self._grads = torch.empty_like(self._logits)
+
+    def forward(self, inputs_TN: torch.Tensor) -> torch.Tensor:
+        """Return (T, L) logits; the next tile reuses their memory."""
+        self._inputs_TN = inputs_TN
+        logit_TL = self._logits[: inputs_TN.shape[0]]
+        torch.mm(inputs_TN, self._weight_NL, out=logit_TL)
+        return logit_TL.add_(self._bias_1)
+
+    def backward(
+        self, target: torch.Tensor | Targets, scale: float, gradients: ParameterViews
+    ) -> tuple[float, torch.Tensor]:
+        """Return the loss of the last tile, and its (T, N) gradient by the inputs."""
+        assert not isinstance(target, torch.Tensor), "several labels have targets"
+        num_samples = target.shape[0]
+        grad_TL = self._grads[:num_samples]
+        loss = target.write_gradients(self._logits[:num_samples], scale, grad_TL)
+        if num_samples != self._input_grads.tensor.shape[0]:
+            self._input_grads.cut(num_samples)
+        weight_grad_NL = gradients[self._weight][: self._weight_NL.shape[0]]
+        torch.mm(self._inputs_TN.t(), grad_TL, out=weight_grad_NL)
+        torch.sum(grad_TL, 0, out=gradients[self._bias])
+        torch.mm(grad_TL, self._weight_NL.t(), out=self._input_grads.tensor)
+        return loss, self._input_grads.tensor
+
+
+def build_last_layer(name: str, num_inputs: int, weights: StepWeights) -> LastLayer:
+    """Build the layer of the name that gives the logits."""
+    is_single = weights.values[f"{name}.bias"].numel() == 1
+    return (LastLayer if is_single else LastLayers)(name, num_inputs, weights)
 
 
 class DenseTile:
@@ -209,7 +260,7 @@ class DenseTile:
         filled_up = stored_inputs(shape.top_inputs)
         widths = (filled_up, *shape.top_widths)
         self.top = Mlp("top", widths, weights) if shape.top_widths else None
-        self._last = LastLayer(f"top.{2 * len(shape.top_widths)}", widths[-1], weights)
+        self._last = build_last_layer(f"top.{2 * len(shape.top_widths)}", widths[-1], weights)
         most_samples = weights.most_samples
         self._embeddings = torch.empty(most_samples if self._widths else 0, shape.num_tables, dim)
         self._inputs = Front(weights, filled_up)
@@ -222,7 +273,7 @@ class DenseTile:
         self._num_samples = most_samples
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return (T,) logits; their memory is used again by the next tile.
+        """Return (T,) logits, or (T, L); their memory is used again by the next tile.
 
         Args:
             dense_TK: dense features.
@@ -246,7 +297,7 @@ class DenseTile:
 
     def backward(
         self,
-        label_T: torch.Tensor,
+        target: torch.Tensor | Targets,
         scale: float,
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
@@ -254,19 +305,19 @@ class DenseTile:
         """Write the last tile's gradients, times ``scale``; return its loss in nats.
 
         Args:
-            label_T: labels.
+            target: labels, of a run with an objective its targets.
             scale: one over the nominal batch size.
             embedding_grads: (T, F, d) for each table group, written.
             gradients: where the tile's gradient of each parameter goes, by name.
         """
         vectors, embeddings = self._saved
-        loss, inputs_grad_TP = self._last.backward(label_T, scale, gradients)
+        loss, inputs_grad_TP = self._last.backward(target, scale, gradients)
         # Backwards through the MLP above the interaction.
         if self.top:
             inputs_grad_TP = self.top.backward(inputs_grad_TP, gradients, to_inputs=True)
 
         # Without a projection, gradients of embeddings go straight to the caller's memory.
-        emb_grad_TFD = embedding_grads[0] if not self._widths else self._embeddings[: label_T.shape[0]]
+        emb_grad_TFD = embedding_grads[0] if not self._widths else self._embeddings[: target.shape[0]]
         interact_backward(
             inputs_grad_TP.numpy(),
             *vectors,

@@ -64,7 +64,7 @@ def build_queued_steps(
     kernels = choose_kernels(device.torch_device, config.kernels or "")
     fused = None
     # The layers of DLRM as few kernels, where the device and the model allow them; else as torch has them.
-    if has_fused_layers(config, shards, model, device):
+    if parts.dense.objective is None and has_fused_layers(config, shards, model, device):
         assert isinstance(model, Dlrm)
         name = config.optimizers(shards.embedding_optimizer).dense_optimizer
         rule = DenseRule(cast("DenseOptimizerName", name), config.recipe.dense_decay)

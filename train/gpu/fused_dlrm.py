@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from ..dense.gradients import DenseDtype
 from ..device import Device
 from ..model.dlrm import Dlrm
 from .twins import BIAS_BLOCK, LOSS_BLOCK, DenseRule
+
+if TYPE_CHECKING:
+    from ..dense.objective import Objective
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -422,6 +426,7 @@ class FusedHostDense:
         self._rates_2 = torch.empty(2, device=fused.device)
         self._rates = self._rates_2.unbind()
         self.dtype: DenseDtype = plain.dtype
+        self.objective: Objective | None = None
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         """Pass a batch forward and backward, as `DenseStep.train`."""

@@ -99,8 +99,9 @@ class QueuedSteps:
         self._no_rows = [Layout.of(zeros, zeros) for zeros in sizes]
         self.moves = RowMover(device, kernels, self._groups, parts.embeddings)
         """The mover of the rows of steps."""
-        # The kernels add up a batch as one.
-        self._has_shares = any(group.micro_batches.num_micro_batches > 1 for group in parts.embeddings.groups)
+        # The kernels add up a batch as one, and a packed one has no weights and a single label.
+        has_shares = any(group.micro_batches.num_micro_batches > 1 for group in parts.embeddings.groups)
+        self._is_packed = not has_shares and parts.dense.objective is None
         self._readers = readers
         self._ring = InputRing(device, num_ahead + readers.num_threads + PLACES_AT_A_TIME - 1)
         self._num_inputs = num_ahead
@@ -146,7 +147,7 @@ class QueuedSteps:
 
     def prepare(self, step: PlannedStep) -> PlannedStep:
         sends_rows = all(part.ids.bags_N is None and _sends(part, "rows") for part in step.parts)
-        if self._has_shares or not (sends_rows or all(map(_can_be_queued, step.parts))):
+        if not self._is_packed or not (sends_rows or all(map(_can_be_queued, step.parts))):
             return step
         # The lists of each table group: lookups by row, the slots of staged rows, and the rows to move. Rows
         # that are sent keep their order.

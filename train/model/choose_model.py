@@ -1,10 +1,13 @@
-"""Resolves the options of a run to a model with its widths."""
+"""Resolves the options of a run to a model with its widths and labels."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import RecordError
-from ..config import DLRM_NAMES, ModelConfig, TrainConfig, parse_arguments
+from ...pipeline.schema.schema import nearest
+from ..config import DLRM_NAMES, ModelConfig, TrainConfig, parse_arguments, parse_loss_weights
 from .shapes import PRESETS, preset_name, preset_widths
 
 _CROSS_OPTIONS = ("cross_layers", "cross_rank")
@@ -37,6 +40,29 @@ def choose_model(config: TrainConfig, embedding_dim: int) -> ModelConfig:
     return ModelConfig(
         kind="module", class_name=config.model, arguments=config.model_args, pooling=config.pooling
     )
+
+
+def choose_labels(config: TrainConfig, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the labels that a run is trained on, in the order of its logits.
+
+    Args:
+        labels: those of the shards; empty where they have one that all samples have.
+
+    Raises:
+        ConfigError: a loss weight of another label, or none above 0.
+    """
+    weights = parse_loss_weights(config.loss_weights)
+    for name in weights:
+        if name not in labels:
+            has = f"labels {', '.join(labels)}" if labels else "a single label without a name"
+            hint = nearest(name, labels) if labels else "leave --loss-weights out"
+            raise ConfigError(f"--loss-weights names {name!r}, and the log has {has}", hint=hint)
+    chosen = tuple(name for name in labels if weights.get(name, 1.0))
+    if labels and not chosen:
+        raise ConfigError(
+            "--loss-weights leaves out every label of the log", hint="give one of them a weight above 0"
+        )
+    return chosen
 
 
 def recorded_name(config: TrainConfig, embedding_dim: int) -> str:

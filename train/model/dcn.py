@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ...pipeline.errors import ShardError
-from .layers import DenseModel, build_linear, build_mlp
+from .layers import DenseModel, as_logits, build_linear, build_mlp
 from .shapes import DcnShape
 
 
@@ -67,6 +67,7 @@ class Dcn(DenseModel):
         if not shape.num_inputs:
             raise ShardError("the shards have neither tables nor dense features")
         self.shape = shape
+        self.num_logits = shape.num_logits
         config = shape.config
         # Every layer draws from one generator in a fixed order, so the seed alone decides all initial values.
         num_inputs = shape.num_inputs
@@ -81,7 +82,7 @@ class Dcn(DenseModel):
         self.deep = build_mlp(shape.deep, generator, relu_last=True, dropout=config.dropout, **norm)
         # Stacked, the deep layers read what the cross layers give; in parallel, both read the inputs.
         self.is_stacked = config.structure == "stacked"
-        self.last = build_linear(shape.last_inputs, 1, generator)
+        self.last = build_linear(shape.last_inputs, shape.num_logits, generator)
 
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         bottom = dense_BK if self.bottom is None else self.bottom(dense_BK)
@@ -92,8 +93,5 @@ class Dcn(DenseModel):
         for layer in self.cross_layers:
             crossed_BN = layer(first_BN, crossed_BN)
         if self.is_stacked:
-            logit_B1 = self.last(self.deep(crossed_BN))
-        else:
-            logit_B1 = self.last(torch.cat([crossed_BN, self.deep(first_BN)], dim=1))
-        logit_B: torch.Tensor = logit_B1.squeeze(1)
-        return logit_B
+            return as_logits(self.last(self.deep(crossed_BN)))
+        return as_logits(self.last(torch.cat([crossed_BN, self.deep(first_BN)], dim=1)))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .layers import DenseModel, build_mlp
+from .layers import DenseModel, as_logits, build_mlp
 from .shapes import DlrmShape, tables_by_dim
 
 
@@ -76,6 +76,7 @@ class Dlrm(DenseModel):
     def __init__(self, shape: DlrmShape, seed: int) -> None:
         super().__init__()
         self.shape = shape
+        self.num_logits = shape.num_logits
         self.is_plain = not (shape.dropout or shape.batch_norm)
         # One generator in a fixed order: with a seed the shape alone decides every initial value.
         generator = torch.Generator().manual_seed(seed)
@@ -103,7 +104,7 @@ class Dlrm(DenseModel):
         return joined_BFD
 
     def forward(self, dense_BK: torch.Tensor, emb_BFD: torch.Tensor) -> torch.Tensor:
-        """Map (B, K) dense features and (B, F, D) embeddings to (B,) logits."""
+        """Map (B, K) dense features and (B, F, D) embeddings to (B,) or (B, L) logits."""
         if self.bottom is None:
             return self._logit(self._dots(emb_BFD))
         bottom_BD = self.bottom(dense_BK)
@@ -115,8 +116,7 @@ class Dlrm(DenseModel):
         return dots_BP
 
     def _logit(self, inputs: torch.Tensor) -> torch.Tensor:
-        logit_B1: torch.Tensor = self.top(inputs)
-        return logit_B1.squeeze(1)
+        return as_logits(self.top(inputs))
 
 
 class Projections(nn.Module):

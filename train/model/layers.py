@@ -40,15 +40,23 @@ class DenseModel(nn.Module):
     is_plain = False
     """Whether it has linear layers and ReLU alone, which a specialised step computes."""
 
+    num_logits = 1
+    """Logits of a sample: one for each label."""
+
     @abstractmethod
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return (B,) logits.
+        """Return (B,) logits, or (B, L) for several labels.
 
         Args:
             dense_BK: (B, K) float32; K is 0 without dense features.
             embeddings: (B, F, d) float32 of each table group, widths in the order of their first table and
                 tables of a width in theirs, as `tables_by_dim` lists them.
         """
+
+
+def as_logits(logit_BL: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of a last layer as logits: (B,) where it has one."""
+    return logit_BL.squeeze(1) if logit_BL.shape[1] == 1 else logit_BL
 
 
 _BITS = 24

@@ -41,6 +41,8 @@ class DlrmShape:
     """Share of the outputs of the hidden layers of the top MLP dropped in training."""
     batch_norm: bool = False
     """Whether the outputs of hidden layers are normalized over the batch."""
+    num_logits: int = 1
+    """Logits of a sample, one for each label."""
 
     @property
     def num_vectors(self) -> int:
@@ -58,8 +60,8 @@ class DlrmShape:
 
     @property
     def top(self) -> tuple[int, ...]:
-        """Widths of the top MLP from its inputs to the logit."""
-        return (self.top_inputs, *self.top_widths, 1)
+        """Widths of the top MLP from its inputs to the logits."""
+        return (self.top_inputs, *self.top_widths, self.num_logits)
 
     @property
     def layers(self) -> list[tuple[int, int]]:
@@ -173,6 +175,8 @@ class DcnShape:
     """Row width of each table; they may differ, and nothing is projected."""
     config: ModelConfig
     """Layers of the networks."""
+    num_logits: int = 1
+    """Logits of a sample, one for each label."""
 
     @property
     def bottom(self) -> tuple[int, ...]:
@@ -192,7 +196,7 @@ class DcnShape:
 
     @property
     def last_inputs(self) -> int:
-        """Inputs of the layer that gives the logit."""
+        """Inputs of the layer that gives the logits."""
         return self.deep[-1] + (0 if self.config.structure == "stacked" else self.num_inputs)
 
     @property
@@ -202,7 +206,7 @@ class DcnShape:
         full = (self.num_inputs, self.num_inputs)
         cross = [full] if rank is None else [(self.num_inputs, rank), (rank, self.num_inputs)]
         repeated = cross * self.config.cross_layers
-        return [*pairwise(self.bottom), *repeated, *pairwise(self.deep), (self.last_inputs, 1)]
+        return [*pairwise(self.bottom), *repeated, *pairwise(self.deep), (self.last_inputs, self.num_logits)]
 
     @property
     def num_weights(self) -> int:
@@ -245,6 +249,8 @@ class ModelInputs:
     """The table of each feature, in their order."""
     embedding_dim: int
     """Width of the embeddings that the log was preprocessed for; single tables may have others."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels, in the order of the logits; empty for a log with a single ``label``."""
 
     @classmethod
     def of(cls, sizes: Shards | RunConfig) -> Self:
@@ -254,7 +260,12 @@ class ModelInputs:
             for table in sizes.tables
             for feature in by_feature([table])
         )
-        return cls(sizes.num_dense, tuple(tables), sizes.embedding_dim)
+        return cls(sizes.num_dense, tuple(tables), sizes.embedding_dim, sizes.labels)
+
+    @property
+    def num_logits(self) -> int:
+        """Logits of a sample."""
+        return max(1, len(self.labels))
 
     @property
     def table_dims(self) -> tuple[int, ...]:

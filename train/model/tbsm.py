@@ -23,7 +23,7 @@ from torch.nn.functional import normalize
 from ...pipeline.errors import ShardError
 from ..config import ModelConfig
 from .dlrm import PairwiseDots, pair_positions
-from .layers import DenseModel, build_mlp
+from .layers import DenseModel, as_logits, build_mlp
 from .shapes import tables_by_dim
 
 
@@ -41,6 +41,8 @@ class TbsmShape:
     """Whether each feature is list-valued; the others are the same for every element."""
     config: ModelConfig
     """Layers, and the length of histories."""
+    num_logits: int = 1
+    """Logits of a sample, one for each label."""
 
     @property
     def num_elements(self) -> int:
@@ -88,6 +90,7 @@ class Tbsm(DenseModel):
                 hint="use --model dlrm, or describe the histories as lists in the schema",
             )
         self.shape = shape
+        self.num_logits = shape.num_logits
         config = shape.config
         # One generator in a fixed order: with a seed the shape alone decides every initial value.
         generator = torch.Generator().manual_seed(seed)
@@ -99,7 +102,7 @@ class Tbsm(DenseModel):
         form_VV = torch.empty(width, width).normal_(0.0, math.sqrt(1 / width), generator=generator)
         self.form_VV = nn.Parameter(form_VV)
         self.attention = build_mlp((length, *config.attention_widths, length), generator, relu_last=False)
-        self.last = build_mlp((2 * width, *config.last_widths, 1), generator, relu_last=False)
+        self.last = build_mlp((2 * width, *config.last_widths, shape.num_logits), generator, relu_last=False)
         self.maps = nn.ParameterDict()
         for table, dim in enumerate(shape.table_dims):
             if dim != shape.embedding_dim:
@@ -116,7 +119,7 @@ class Tbsm(DenseModel):
             self.register_buffer(name, values, persistent=False)
 
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return (B,) logits.
+        """Return (B,) or (B, L) logits.
 
         Args:
             dense_BK: (B, K + 1) float32; dense features, then how many elements the sample has.
@@ -136,8 +139,7 @@ class Tbsm(DenseModel):
         similarity_BT = torch.bmm(history_BTV, formed_BV.unsqueeze(2)).squeeze(2)
         weight_BT = torch.sigmoid(self.attention(similarity_BT))
         context_BV = torch.bmm(weight_BT.unsqueeze(1), history_BTV).squeeze(1)
-        logit_B1: torch.Tensor = self.last(torch.cat([context_BV, candidate_BV], dim=1))
-        return logit_B1.squeeze(1)
+        return as_logits(self.last(torch.cat([context_BV, candidate_BV], dim=1)))
 
     def _by_element(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the (B, L, F, D) embeddings of all tables, by element."""

@@ -45,7 +45,7 @@ from ..data.batch_order import BATCH_ORDER
 from ..data.shards import ShardOrigin, Shards, vocabulary_of
 from ..dense.gradients import cpu_features
 from ..dense.linear import choose_library
-from ..model.choose_model import choose_model, recorded_name
+from ..model.choose_model import choose_labels, choose_model, recorded_name
 from ..run_config import CONFIG, METRICS, SUMMARY, RunTable, read_object
 from .weights import Weights, send_weights, write_weights
 
@@ -203,7 +203,9 @@ def claimed(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bool) -> dict[str, Any]:
+def describe(
+    shards: Shards, config: TrainConfig, threads: int, *, is_replay: bool, predicts: str = "probability"
+) -> dict[str, Any]:
     """The contents of ``config.json``: settings, model and tables of a run.
 
     An unfinished run is resumed by the same settings alone, so nothing stands here that may differ between
@@ -211,8 +213,15 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
 
     Args:
         config: with nothing left open, see `resolve`.
+        predicts: of its loss, see `RunConfig`.
     """
     origin = ShardOrigin.of(shards)
+    # What a run with one label and the log loss does not have stands in no description.
+    of_labels: dict[str, Any] = {}
+    if labels := choose_labels(config, shards.labels):
+        of_labels["labels"] = list(labels)
+    if predicts != "probability":
+        of_labels["predicts"] = predicts
     return {
         # Defaults that the shards decided are written out, so that the run can be repeated elsewhere.
         "config": asdict(config) | asdict(config.optimizers(shards.embedding_optimizer)),
@@ -228,6 +237,7 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
         "dense_model": choose_model(config, shards.embedding_dim).to_json(),
         "embedding_dim": shards.embedding_dim,
         "num_dense": shards.num_dense,
+        **of_labels,
         "tables": [
             RunTable(
                 name=table.name,

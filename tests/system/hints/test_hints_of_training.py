@@ -379,7 +379,7 @@ def test_verbose_shows_where_the_code_of_a_user_fails(shell: Shell) -> None:
     shell.works(*TRAIN, "new", "--model", "nets:Net")
 
 
-@follows("train/build_model.py::import_class")
+@follows("train/build_model.py::import_named")
 def test_a_class_made_inside_a_program_is_given_from_python(shell: Shell) -> None:
     class Inner(nn.Module):
         def __init__(self, inputs: hotset.ModelInputs) -> None:

@@ -119,7 +119,7 @@ def test_a_history_that_is_too_long_is_refused() -> None:
 def test_histories_of_different_lengths_are_refused() -> None:
     tables = [EmbeddingTable(name, 21, 0, 4, is_multi_hot=True) for name in ("items", "shops")]
     never: Any = None
-    step = HistoryStep(type("Step", (), {"dtype": "fp32", "predict": never})(), tables)
+    step = HistoryStep(type("Step", (), {"dtype": "fp32", "objective": None, "predict": never})(), tables)
     with pytest.raises(HotsetError, match="a sample has 2 elements in items and 1 in shops"):
         step.predict(batch_of([1, 2], [[[1], [1, 2]], [[1], [3]]]), [])
 
