@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..pipeline.errors import MIB, ConfigError, ShardError, format_byte_size
+from ..pipeline.folders.totals import multi_hot
 from ..pipeline.runtime.limits import check_addresses
 from ..pipeline.runtime.tasks import num_workers
 from ..pipeline.schema.schema import nearest, shown
@@ -28,6 +29,7 @@ from .data.batch import EmbeddingTable, IdReader, MicroBatches
 from .data.shards import Shards
 from .dense.gradients import choose_dense_dtype, cpu_features
 from .metrics import Meter
+from .model.choose_model import choose_model
 from .model.shapes import tables_by_dim
 from .placements.placements import build_placements, spills, with_staging
 from .rows.changed_rows import ChangedRows
@@ -364,6 +366,53 @@ def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
             "to the end",
             hint="leave --slow-bytes out",
         )
+
+
+def warn_of_idle(names: Iterator[tuple[str, str]]) -> None:
+    """Name the settings that change nothing in a run, each with the reason."""
+    for name, reason in names:
+        _log.warning("--%s changes nothing in this run: %s", name.replace("_", "-"), reason)
+
+
+def idle_settings(shards: Shards, config: TrainConfig, given: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Yield the settings that decide nothing, and why.
+
+    Args:
+        shards: of the run.
+        config: resolved.
+        given: as the user gave it.
+    """
+    default = TrainConfig()
+    changed = {
+        each.name for each in fields(TrainConfig) if getattr(given, each.name) != getattr(default, each.name)
+    }
+    placement = f"the placement is {config.placement}"
+    if config.placement not in ("lookahead", "cache"):
+        # A device reads as far ahead as transfers would, whatever the placement.
+        staged = {"staging_bytes"} | ({"prefetch"} if config.device == "cpu" else set())
+        yield from ((name, placement) for name in sorted(changed & staged))
+    of_cache = {"cache_policy", "cache_warmup", "cache_batches"} if config.placement != "cache" else set()
+    of_fae = {"fae_variant"} if config.placement != "fae" else set()
+    on_slow_tier = {"slow_bytes"} if config.placement == "all-fast" else set()
+    yield from ((name, placement) for name in sorted(changed & (of_cache | of_fae | on_slow_tier)))
+    if "pooling" in changed and not multi_hot(shards.tables):
+        yield "pooling", "no feature has lists"
+    if "evaluate_every" in changed and not shards.num_evaluation_samples:
+        yield "evaluate_every", "the shards have no evaluation part"
+    yield from _idle_layers(shards, config, changed)
+    yield from config.recipe.idle_settings()
+
+
+def _idle_layers(shards: Shards, config: TrainConfig, changed: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the settings of layers that the model does not have here."""
+    model = choose_model(config, shards.embedding_dim)
+    has_bottom = shards.num_dense > 0 or model.kind == "tbsm"
+    if "bottom_mlp" in changed and not has_bottom:
+        yield "bottom_mlp", "there are no dense features"
+    if config.dropout and not model.top_widths:
+        yield "dropout", "there are no hidden layers after the interaction"
+    if config.batch_norm and not model.batch_norm:
+        yield "batch_norm", "the model has no hidden layers"
 
 
 @dataclass(frozen=True, slots=True)

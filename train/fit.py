@@ -246,6 +246,8 @@ def fit(
         chosen = replace(chosen, model=model)
     elif model is not None:
         source = model
+        if isinstance(source, nn.Module) and chosen.model_args is not None:
+            raise ConfigError("model_args are for a class, and the model is built already")
         chosen = replace(chosen, model=name_of(source))
     # Rank 0 speaks for all.
     is_shown = progress if callable(progress) else progress and is_first()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -166,6 +167,19 @@ class RecipeOptions(JsonRecord):
     def may_stop(self) -> str | None:
         """Option that may stop training early or need earlier weights, else None."""
         return "--max-time" if self.max_time is not None else self._ends_by_validation
+
+    def idle_settings(self) -> Iterator[tuple[str, str]]:
+        """Yield the options that decide nothing, and why."""
+        if self.lr_schedule == "constant":
+            constant = "the schedule of the learning rates is constant"
+            if self.final_lr:
+                yield "final_lr", constant
+            if self.lr_schedule_of != "all" and self.warmup_steps < 2:
+                yield "lr_schedule_of", constant
+        if self.best_by != "auc" and not self.keeps_best and self.lr_schedule != "plateau":
+            yield "best_by", "neither --keep-best, --patience nor the schedule plateau asks for the best"
+        if self.keep_best and self.patience is not None:
+            yield "keep_best", "--patience keeps the best weights, too"
 
     def _refuse_unused(self) -> None:
         """Raise ConfigError where an option would change nothing, which its user did not mean."""

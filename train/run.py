@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from ..pipeline.folders.manifest import checksum_of
 from ..pipeline.folders.totals import ShardsTotals
 from ..pipeline.runtime.progress import Progress, no_progress
 from .build import build_trainer
-from .build_embeddings import RunStart, resolve, set_threads, with_options
+from .build_embeddings import RunStart, idle_settings, resolve, set_threads, warn_of_idle, with_options
 from .build_model import ModelSource, predicts
 from .checkpoints.files import newest_whole, restore_dense
 from .checkpoints.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoints, restore, table_sizes
@@ -258,7 +259,10 @@ def prepare_run(
     recorded = read_begun(out) if is_resumed else {}
     if is_resumed and config.micro_batches is None:
         config = replace(config, micro_batches=recorded_micro_batches(recorded))
+    asked = config
     config = resolve(opened, config, ranks.num_ranks)
+    if ranks.rank == 0:
+        warn_of_idle(chain(idle_settings(opened, config, asked), _idle_options(config, options)))
     description = describe(
         opened, config, threads, is_replay=replay is not None, predicts=predicts(config.loss)
     )
@@ -325,6 +329,17 @@ def _warn_of_large_values(shards: Shards) -> None:
                     most,
                 )
                 return
+
+
+def _idle_options(config: TrainConfig, options: RunOptions) -> Iterator[tuple[str, str]]:
+    """Yield the options outside the config that decide nothing, and why."""
+    if options.slow_dir is not None and config.slow_bytes is None:
+        yield "slow_dir", "without --slow-bytes all rows are in memory"
+    keeps = options.checkpoints.keep_checkpoints != CheckpointSettings().keep_checkpoints
+    if keeps and options.checkpoints.checkpoint_every == OFF and not config.recipe.keeps_best:
+        yield "keep_checkpoints", "--checkpoint-every is off"
+    if options.replay is not None and config.placement == "fae" and config.fae_variant != "paper":
+        yield "fae_variant", "--replay has the order of batches"
 
 
 def _choose_codecs(

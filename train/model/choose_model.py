@@ -73,11 +73,13 @@ def recorded_name(config: TrainConfig, embedding_dim: int) -> str:
 def _dlrm(config: TrainConfig, embedding_dim: int) -> ModelConfig:
     _refuse_options(config, (*_CROSS_OPTIONS, "model_args"))
     bottom, top = preset_widths(config.model, embedding_dim)
+    top = top if config.top_mlp is None else config.top_mlp
     return ModelConfig(
         kind="dlrm",
         bottom_widths=bottom if config.bottom_mlp is None else config.bottom_mlp,
-        top_widths=top if config.top_mlp is None else config.top_mlp,
-        dropout=config.dropout or 0.0,
+        top_widths=top,
+        # Without hidden layers nothing is dropped.
+        dropout=config.dropout or 0.0 if top else 0.0,
         batch_norm=config.batch_norm,
         pooling=config.pooling,
     )
@@ -86,14 +88,16 @@ def _dlrm(config: TrainConfig, embedding_dim: int) -> ModelConfig:
 def _dcn(config: TrainConfig, embedding_dim: int) -> ModelConfig:
     # The deep network is as wide as the top MLP of the DLRM that fits these shards.
     deep = PRESETS[preset_name("auto", embedding_dim)].top_widths
+    deep = deep if config.top_mlp is None else config.top_mlp
+    bottom = config.bottom_mlp or ()
     model = ModelConfig(
         kind="dcnv2",
-        bottom_widths=config.bottom_mlp or (),
-        top_widths=deep if config.top_mlp is None else config.top_mlp,
+        bottom_widths=bottom,
+        top_widths=deep,
         cross_layers=_DEFAULT_CROSS_LAYERS if config.cross_layers is None else config.cross_layers,
         cross_rank=config.cross_rank,
-        dropout=config.dropout or 0.0,
-        batch_norm=config.batch_norm,
+        dropout=config.dropout or 0.0 if deep else 0.0,
+        batch_norm=config.batch_norm and bool(bottom or deep),
         pooling=config.pooling,
     )
     return _with_arguments(model, config)

@@ -36,7 +36,7 @@ from ...pipeline.schema.schema import nearest
 from ...pipeline.settings import Bytes, Real, Whole, refuse_unknown
 from ...stats.ranking.row_bytes import state_width
 from ..build import build_tools
-from ..build_embeddings import attach_movers, build_embeddings, resolve
+from ..build_embeddings import attach_movers, build_embeddings, idle_settings, resolve, warn_of_idle
 from ..config import EmbeddingOptimizer, PlacementName, TrainConfig
 from ..data.batch import Batch, EmbeddingTable
 from ..data.shards import Shards, with_hot_bytes
@@ -143,6 +143,7 @@ class Embeddings(nn.Module):
         config = replace(config, embedding_optimizer=widest)
         shards = with_hot_bytes(shards, config.hot_bytes, config.row_optimizer(""))
         self._config = resolve(shards, config)
+        warn_of_idle(idle_settings(shards, self._config, config))
         self._tables = shards.tables
         self._batch_size = shards.batch_size
         self._inputs = ModelInputs.of(shards)
