@@ -199,6 +199,11 @@ class _Drawing:
         texts = self._repeated([*texts, *texts, f"a{extra}b"])
         return Column("text", texts, list(map(hash_of, texts)))
 
+    def _flags(self) -> Column:
+        words = self.luck.choice([("false", "true"), ("False", "True"), ("FALSE", "TRUE")])
+        values = self._repeated([0, 1, 1])
+        return Column("integer", [words[value] for value in values], values)
+
     def _times(self) -> Column:
         format = self.luck.choice(_TIMES)
         return Column("time", [moment.strftime(format) for moment in self._moments], self._moments)
@@ -240,8 +245,9 @@ class _Drawing:
             "lists": lambda: self._lists(separator),
             "words": lambda: self._words(extra + "'" if quote == "'" else extra),
         }
-        drawn = [luck.choice(list(makers)) for _ in range(luck.choice([1, 2, 2, 3, 4]))]
         has_header = luck.random() < 0.67
+        makers |= {"flags": self._flags} if has_header else {}  # without names they may be the label
+        drawn = [luck.choice(list(makers)) for _ in range(luck.choice([1, 2, 2, 3, 4]))]
         forms = [("0", "1"), ("0", "1"), ("0.0", "1.0"), ("False", "True"), ("no", "yes")]
         users = self._repeated(range(100, 117))
         columns = {
@@ -288,6 +294,13 @@ class _Drawing:
         few = self._few(lambda: self.luck.randint(least, 127 if type == pa.int8() else 30_000))
         return self._typed("integer", self._repeated([3, 5, 7, *few]), type, lambda each: each % 2**64)
 
+    def _typed_flags(self) -> Column:
+        return self._typed("integer", self._repeated([True, False, False]), pa.bool_(), int)
+
+    def _large_integers(self) -> Column:
+        few = [2**63, 2**64 - 1, 7, *self._few(lambda: self.luck.randrange(2**64))]
+        return self._typed("unsigned", self._repeated(few), pa.uint64(), int)
+
     def _typed_floats(self) -> Column:
         few = [0.25, 7.75, *self._few(lambda: self.luck.randint(1, 10**5) + 0.25)]
         return self._typed(
@@ -329,6 +342,7 @@ class _Drawing:
     def typed_log(self, format: str) -> Log:
         """Draw a log of Parquet or of JSON Lines."""
         makers = [self._typed_integers, self._typed_floats, self._strings, self._typed_lists]
+        makers += [self._typed_flags, self._large_integers]
         if format == "parquet":
             makers += [self._decimals, self._whole_decimals, self._moments_of_type]
         users = self._repeated(range(100, 117))
