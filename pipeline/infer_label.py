@@ -67,7 +67,8 @@ def infer_label(
     candidates = [
         each for each in (_candidate_of(column, values[column.name]) for column in inferred) if each
     ]
-    named = sorted((each for each in candidates if each.rank is not None), key=lambda each: each.rank or 0)
+    named = [each for each in candidates if each.rank is not None]
+    named.sort(key=lambda each: (each.rank, not _is_plain(str(each.name))))
     others = tuple(str(each.name) for each in candidates if each.rank is None)
     choice = named or [each for each in candidates if each.is_clear and not has_names]
     if not choice:
@@ -123,7 +124,10 @@ def _words_of(name: str) -> set[str]:
 
 def _rank_of(name: str) -> int | None:
     """Return the number of the first of _WORDS of which a name has one."""
-    return next((rank for rank, known in enumerate(_WORDS) if _words_of(name) & known), None)
+    words = _words_of(name)
+    if not _is_plain(name):
+        words -= {"y"}  # of a place, such as pos_y
+    return next((rank for rank, known in enumerate(_WORDS) if words & known), None)
 
 
 def _is_plain(name: str) -> bool:

@@ -42,6 +42,9 @@ def test_the_label_is_a_column_of_zeros_and_ones_without_gaps() -> None:
         (["is_like", "isClicked"], "isClicked"),
         (["purchase", "ctr_label"], "ctr_label"),
         (["gender", "is-buy"], "is-buy"),
+        (["gender", "y"], "y"),
+        (["pos.x", "pos.y"], None),
+        (["user clicks ago", "clicked"], "clicked"),
         (["clickhouse", "newbuyer", "labels2"], None),
     ],
 )
