@@ -31,7 +31,11 @@ _TIMES = (
     "%d/%b/%Y:%H:%M:%S +0000",
     "%m/%d/%Y %I:%M:%S %p",
     "%Y%m%d%H%M%S",
+    "%Y-%m-%d",
+    "%Y-%m-%dT%H:%M:%S.%f+00:00",
 )
+_TIMES_WITH_COMMA = ("%a, %d %b %Y %H:%M:%S GMT", "%b %d, %Y %I:%M:%S %p")
+"""Where bars are between fields, too, a comma in each row would seem to be there as well."""
 _LISTS = ("|", "^", "\x02", " ", "[, ]", "{,}", "[ ]")
 _SEPARATORS = (",", "\t", ";", "|", "\x01", "::", "||", "~|~")
 _NAMES = ("other", "third", "a b", "prix_été", "x.y", "C1", "ref id")
@@ -204,8 +208,8 @@ class _Drawing:
         values = self._repeated([0, 1, 1])
         return Column("integer", [words[value] for value in values], values)
 
-    def _times(self) -> Column:
-        format = self.luck.choice(_TIMES)
+    def _times(self, separator: str) -> Column:
+        format = self.luck.choice(_TIMES + (_TIMES_WITH_COMMA if separator in ",;\t\x01" else ()))
         return Column("time", [moment.strftime(format) for moment in self._moments], self._moments)
 
     def _unix(self) -> Column:
@@ -240,7 +244,7 @@ class _Drawing:
             "floats": self._floats,
             "codes": self._codes,
             "hex": self._hex,
-            "times": self._times,
+            "times": lambda: self._times(separator),
             "unix": self._unix,
             "lists": lambda: self._lists(separator),
             "words": lambda: self._words(extra + "'" if quote == "'" else extra),
@@ -319,13 +323,19 @@ class _Drawing:
         letters = "abcé☃'.- \",\\"
         few = self._few(lambda: "".join(self.luck.choices(letters, k=self.luck.randint(1, 6))))
         texts = self._repeated(["red", "blue", "green", "red ", *few])
-        type = self.luck.choice([pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+        type = self.luck.choice(
+            [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+        )
         return self._typed("text", texts, type, hash_of)
 
     def _moments_of_type(self) -> Column:
         unit, zone = self.luck.choice(["s", "ms", "us", "ns"]), self.luck.choice([None, "UTC", "Asia/Tokyo"])
         moments = self._moments if zone else [each.replace(tzinfo=None) for each in self._moments]
         return Column("time", list(moments), self._moments, pa.timestamp(unit, zone))
+
+    def _dates(self) -> Column:
+        days = [_START + datetime.timedelta(days=row // 3) for row in range(self.num_rows)]
+        return Column("time", [day.date() for day in days], days, pa.date32())
 
     def _typed_lists(self) -> Column:
         lists = self._numbers_in_lists()
@@ -344,7 +354,7 @@ class _Drawing:
         makers = [self._typed_integers, self._typed_floats, self._strings, self._typed_lists]
         makers += [self._typed_flags, self._large_integers]
         if format == "parquet":
-            makers += [self._decimals, self._whole_decimals, self._moments_of_type]
+            makers += [self._decimals, self._whole_decimals, self._moments_of_type, self._dates]
         users = self._repeated(range(100, 117))
         forms: list[tuple[Any, Any, Any]] = [
             (0, 1, pa.int8()),
