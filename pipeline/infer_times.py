@@ -248,9 +248,9 @@ def texts_of(cells: Any) -> list[str]:
 def spans_of(texts: Sequence[str]) -> Spans:
     """Return texts as the fields of a column."""
     encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-    stops = np.cumsum([len(text) for text in encoded], dtype=np.int64)
-    starts = np.concatenate([[0], stops[:-1]]).astype(np.int64)
-    return Spans(np.frombuffer(b"".join(encoded), np.uint8), starts, stops)
+    lengths = np.array([len(text) for text in encoded], np.int64)
+    stops = np.cumsum(lengths)
+    return Spans(np.frombuffer(b"".join(encoded), np.uint8), stops - lengths, stops)
 
 
 def _free_name(name: str, names: Sequence[str]) -> str:
