@@ -356,6 +356,19 @@ def test_decimals_are_dense_and_what_may_be_lists_is_a_hint(tmp_path: Path) -> N
     assert notes["titles"] == "8 distinct", "a separator now and then is no list"
 
 
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_infinities_are_missing_where_the_schema_says_so(format: str, tmp_path: Path) -> None:
+    prices = [0.5, float("inf"), 1.5, float("-inf")] * 30
+    rows = "".join(f"{row % 7},{price}\n" for row, price in enumerate(prices))
+    content = {"user": [row % 7 for row in range(120)], "price": prices}
+    proposal = proposed(tmp_path / "log", "user,price\n" + rows if format == "csv" else content)
+    assert "price" not in proposal.schema.dense
+    written = re.sub(".*price.*\n", "", proposal.text).replace("dense = []", 'missing = ["inf", "-inf"]')
+    config = IngestConfig(schema=f'{written}[dense]\nprice = "float"\n', label=False)
+    found = columns_in(ingest([tmp_path / "log"], config, tmp_path / "out"))
+    assert found["price"] == [0.5, None, 1.5, None] * 30
+
+
 def test_floats_with_negative_values_keep_them(tmp_path: Path) -> None:
     columns = {
         "site": [1, 2] * 60,
