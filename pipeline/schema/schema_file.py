@@ -90,6 +90,9 @@ def schema_identity(setting: str) -> str:
     for key in content.keys() - set(_FIRST_KEYS):
         if content[key] == UNSET[key]:
             del content[key]
+    for rule in content.get("labels", ()):
+        if not rule["is_number"]:
+            del rule["is_number"]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return f"toml:{xxhash.xxh3_128_hexdigest(text.encode())}"
 

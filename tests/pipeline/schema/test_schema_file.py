@@ -156,8 +156,12 @@ def test_settings_of_later_stages_are_no_part_of_the_fingerprint() -> None:
         assert schema_identity(changed) not in (schema_identity(GOOD), schema_identity(more))
 
 
-def test_the_fingerprint_of_a_plain_schema_is_the_one_it_always_had() -> None:
+def test_fingerprints_are_those_that_they_always_were() -> None:
+    labels = '["click", { column = "rating", above = 3 }]'
+    labelled = f'format = "csv"\nlabels = {labels}\n[sparse]\na = "text"\n'
     assert schema_identity(TEXT) == "toml:3ee57c171518ed147cc3c129a12760f4"
+    assert schema_identity(labelled) == "toml:6e45c15161f3e5f96a8c83717b5c9bc0"
+    assert schema_identity(labelled.replace("above = 3", 'kind = "float"')) != schema_identity(labelled)
 
 
 @pytest.mark.parametrize(
