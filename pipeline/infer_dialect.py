@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from .errors import MIB, InputError, format_byte_size
 from .infer_times import texts_of
 from .raw.criteo_kernel import PADDING_BYTES
+from .raw.csv_parts import refuse_returns
 from .raw.part import UTF_8, PlainBlock, iterate_blocks
 from .raw.raw_file import RawFile
 from .raw.records import NO_COLUMNS, WHOLE, dialect_of, find_records
@@ -80,12 +81,7 @@ def read_sample(file: RawFile) -> Sample:
     encoding, is_guessed = _encoding_of(first.lines.tobytes())
     if encoding == UTF_8 and not first.lines.all():
         raise InputError(f"{file.path} is neither Parquet nor text: its first lines have bytes of 0")
-    start = first.lines.tobytes().rstrip(b"\n")
-    if start.count(b"\r") > 1 and b"\n" not in start:
-        raise InputError(
-            f"{file.path} ends its lines with a carriage return alone",
-            hint=f"`tr '\\r' '\\n' < {file.path.name} > log.csv` writes lines that are read",
-        )
+    refuse_returns(file, first)
     blocks = iterate_blocks(file, _CHUNK_BYTES, encoding=encoding)
     chunks = [block.read().lines.tobytes() for block in islice(blocks, 3)]
     is_whole = next(blocks, None) is None

@@ -86,6 +86,16 @@ class Header:
     num_lines: int = 0
 
 
+def refuse_returns(file: RawFile, block: Block) -> None:
+    """Raise InputError where a text ends its lines with carriage returns alone, so that it is one line."""
+    start = block.lines.tobytes().rstrip(b"\n")
+    if start.count(b"\r") > 1 and b"\n" not in start:
+        raise InputError(
+            f"{file.path} ends its lines with a carriage return alone",
+            hint=f"`tr '\\r' '\\n' < {file.path.name} > log.csv` writes lines that are read",
+        )
+
+
 def read_header(file: RawFile, schema: Schema) -> Header:
     """Read the lines above the first row: those to skip, and the header where the schema has no names.
 
@@ -100,6 +110,8 @@ def read_header(file: RawFile, schema: Schema) -> Header:
     wrong: InputError | None = None
     for block in iterate_blocks(file, _HEADER_BYTES, encoding=schema.encoding):
         lines = block.read()
+        if schema.format == "csv" and not position:
+            refuse_returns(file, lines)
         mark = bytes_of_mark(lines)
         position += mark
         held = np.concatenate([held, lines.lines[mark:]])

@@ -371,6 +371,16 @@ def test_text_in_another_encoding_is_named(tmp_path: Path) -> None:
     assert "encoding" in str(other.value.hint)
 
 
+@pytest.mark.parametrize("keys", ["", 'header = false\nfields = ["user", "query", "label"]\n'])
+def test_a_text_of_carriage_returns_alone_is_refused(keys: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(PLAIN.replace("\n", "\r").encode())
+    with pytest.raises(InputError, match=r"log\.csv ends its lines with a carriage return alone\n.*tr"):
+        ingest([path], IngestConfig(schema=keys + HEAD + SPARSE), tmp_path / "out")
+    path.write_text((PLAIN if keys else "user,query,label\n" + PLAIN).replace("\n", "\r\n"))
+    ingest([path], IngestConfig(schema=keys + HEAD + SPARSE), tmp_path / "out")
+
+
 def test_a_quote_in_the_header_that_is_wrong_is_named(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     for header, message in (
