@@ -24,22 +24,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    for name in ("nets", "losses"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     write_shards(tmp_path / "DIR" / "shards", SPEC)
-    (tmp_path / "nets.py").write_text(blocks()[0])
+    loss, module, _ = blocks()
+    (tmp_path / "losses.py").write_text(loss)
+    (tmp_path / "nets.py").write_text(module)
     return tmp_path
 
 
 def blocks() -> list[str]:
-    """The two programs of the page."""
+    """A loss, a module, and the program that trains it."""
     found = re.findall(r"```python\n(.*?)```", (DOCS / "models.md").read_text(), re.DOTALL)
-    assert len(found) == 2
+    assert len(found) == 3
     return found
 
 
 def test_the_program_trains_and_evaluates(folder: Path) -> None:
     names: dict[str, Any] = {}
-    exec(blocks()[1], names)  # the page's own words
+    exec(blocks()[2], names)  # the page's own words
     assert names["again"].auc == names["run"].summary.auc
     assert type(names["module"]).__name__ == "WideAndDeep" and names["rows"].shape == (5, 4)
 
@@ -54,6 +57,11 @@ def test_the_commands_train_and_evaluate(folder: Path, capsys: pytest.CaptureFix
     for line in lines:
         assert main(shlex.split(line)) == 0
     assert "AUC" in capsys.readouterr().out
+
+
+def test_the_loss_trains(folder: Path) -> None:
+    (option,) = re.findall(r"^`(--loss losses:\w+)`", (DOCS / "models.md").read_text(), re.MULTILINE)
+    assert main(["train", "DIR", *option.split(), "--out", "VALUES", "--max-steps", "2"]) == 0
 
 
 @pytest.mark.slow
