@@ -117,6 +117,10 @@ def test_placements_and_devices_end_with_equal_bits(shards: Shards, optimizer: s
         device = ("late", "late:3")[number % 2]
         assert_equal_bits(trained(shards, device=device, **placement, **fields), all_fast)
     assert_equal_bits(trained(shards, device="late", placement="all-fast", **fields), all_fast)
+    # Batches with more cold rows than slots run in passes.
+    tight = trained(shards, placement="lookahead", **fields | {"staging_bytes": ByteSize(500)})
+    assert tight.step_source.num_split
+    assert_equal_bits(tight, all_fast)
     for device in ("cpu", "late"):
         fae = trained(shards, all_fast.batch_numbers, placement="fae", device=device, **fields)
         assert_equal_bits(fae, all_fast)
