@@ -133,8 +133,7 @@ def _report(given: GivenTable, num_rows: int) -> None:
     num_unknown = given.ids_N.size - given.num_given
     _log.log(
         logging.WARNING if num_unknown or not given.num_given else logging.INFO,
-        "%s gives vectors to %s of %s rows of %s; %s of its categories have no row",
-        given.file.path,
+        "%s of %s rows of %s start with a given vector; %s given categories have no row",
         f"{given.num_given:,}",
         f"{num_rows:,}",
         given.name,

@@ -14,6 +14,7 @@ import torch
 
 import hotset
 from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError, InputError
+from hotset.pipeline.formats import vector_file
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.fit import FittedRun
@@ -90,9 +91,10 @@ def test_a_frozen_table_has_the_vectors_of_its_file(
     others = np.setdiff1d(np.arange(table["num_rows"]), ids[known])
     assert others.size and torch.equal(found.table("item")[others], plain.table("item")[others])
     assert not torch.equal(found.table("user"), plain.table("user"))
-    (said,) = [each.getMessage() for each in caplog.records if "gives vectors" in each.getMessage()]
+    (said,) = [each.getMessage() for each in caplog.records if "given vector" in each.getMessage()]
     rows = f"{np.unique(ids[known]).size} of {table['num_rows']} rows of item"
-    assert said == f"{item_file} gives vectors to {rows}; {int((~known).sum())} of its categories have no row"
+    unknown = f"{int((~known).sum())} given categories have no row"
+    assert said == f"{rows} start with a given vector; {unknown}"
     states = read_states(found.folder)
     assert "user" in states and "item" not in states
 
@@ -203,12 +205,14 @@ def test_given_vectors_come_before_those_of_a_run(data: Path, item_file: Path, t
     ],
 )
 def test_what_is_wrong_with_a_file_is_refused_before_a_run_begins(
-    data: Path, tmp_path: Path, frame: dict[str, Any], wanted: str
+    data: Path, tmp_path: Path, frame: dict[str, Any], wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "item.parquet"
     pl.DataFrame(frame, strict=False).write_parquet(path)
-    with pytest.raises(InputError, match=wanted):
-        run(data, tmp_path / "run", path)
+    for rows in (100, 1):
+        monkeypatch.setattr(vector_file, "_MOST_ROWS", rows)
+        with pytest.raises(InputError, match=wanted):
+            run(data, tmp_path / "run", path)
     assert not (tmp_path / "run").exists()
 
 
