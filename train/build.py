@@ -27,7 +27,7 @@ from .build_embeddings import (
     resolve,
     with_options,
 )
-from .build_model import ModelSource, build_model, open_loss, pooled_step, predicts
+from .build_model import ModelSource, build_model, open_loss, pooled_step, predicts, warn_of_probabilities
 from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig, parse_loss_weights
 from .data.batch import MicroBatches
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
@@ -209,6 +209,8 @@ def _build_dense_layers(
     inputs = replace(ModelInputs.of(shards), labels=labels)
     objective = _build_objective(shards, config, labels)
     model = build_model(chosen, inputs, config.seed, model_source, shards.least_batch_samples)
+    if config.loss is None:
+        warn_of_probabilities(model)
     model = model.to(tools.device)
     dtype = config.dense_dtype
     assert dtype != "auto", "resolve chooses it"

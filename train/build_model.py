@@ -219,14 +219,9 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         HotsetError: the module fails, returns something else than logits, or is not what its ``per_sample``
             says.
     """
-    # The batch has a separate generator, so that trying a model draws no random number of the run.
-    generator = torch.Generator().manual_seed(0)
-    inputs = model.inputs
-    dense_BK = torch.rand(_TRIED_SAMPLES, inputs.num_dense, generator=generator).requires_grad_()
-    embeddings = [
-        torch.rand(_TRIED_SAMPLES, len(tables), dim, generator=generator).sub_(0.5).requires_grad_()
-        for dim, tables in tables_by_dim(inputs.table_dims).items()
-    ]
+    dense_BK, embeddings = _made_up_batch(model.inputs)
+    for each in (dense_BK, *embeddings):
+        each.requires_grad_()
     with torch.random.fork_rng([]):
         # Lazy layers draw their initial values at the first batch.
         torch.manual_seed(seed)
@@ -251,8 +246,6 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, buffers[name])]
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
-        if least_samples is not None:
-            _warn_of_probabilities(model, logit_B, dense_BK, embeddings)
     # Now the results: they must be numbers that a gradient can flow through.
     if not torch.isfinite(logit_B).all():
         raise ConfigError(
@@ -269,14 +262,26 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         _refuse_dependent_samples(model, logit_B, [dense_BK, *embeddings], draws=draws, changed=changed)
 
 
-def _warn_of_probabilities(
-    model: UserModel, logit_B: torch.Tensor, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]
-) -> None:
-    """Warn where all outputs of a module are from 0 to 1, however large its inputs are."""
-    found = [logit_B]
+def _made_up_batch(inputs: ModelInputs) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return dense values and embeddings; no random number of the run is drawn."""
+    generator = torch.Generator().manual_seed(0)
+    dense_BK = torch.rand(_TRIED_SAMPLES, inputs.num_dense, generator=generator)
+    embeddings = [
+        torch.rand(_TRIED_SAMPLES, len(tables), dim, generator=generator).sub_(0.5)
+        for dim, tables in tables_by_dim(inputs.table_dims).items()
+    ]
+    return dense_BK, embeddings
+
+
+def warn_of_probabilities(model: DenseModel) -> None:
+    """Warn where all outputs of a user's module are from 0 to 1, however large its inputs are."""
+    if not isinstance(model, UserModel):
+        return
+    dense_BK, embeddings = _made_up_batch(model.inputs)
+    found = []
     set_mode(model, is_training=False)
-    with torch.no_grad(), suppress(HotsetError):
-        for scale in (_LARGE, -_LARGE):
+    with torch.random.fork_rng([]), torch.no_grad(), suppress(HotsetError):
+        for scale in (1, _LARGE, -_LARGE):
             found.append(model.logits(dense_BK * scale, [emb_BFd * scale for emb_BFd in embeddings]))
     if len(found) == 3 and all(bool(((each >= 0) & (each <= 1)).all()) for each in found):
         _log.warning(

@@ -20,6 +20,7 @@ import torch
 
 from ..pipeline.errors import HotsetError
 from ..pipeline.runtime.progress import Progress
+from ..pipeline.schema.schema import WEIGHT
 from .checkpoints.resume import Interrupted, Interrupts, RunCheckpoints
 from .checkpoints.writer import NotFiniteError
 from .loop import Trainer
@@ -182,7 +183,9 @@ class RunLog:
         if not math.isfinite(mean_loss):
             self._refuse_bad_losses()
         self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
-        if mean_loss > _ABSURD_LOSS and not self._has_warned:
+        # Of an own loss, and of sample weights, nobody knows how large it may be.
+        is_log_loss = trainer.config.loss is None and WEIGHT not in trainer.shards.sample_columns
+        if mean_loss > _ABSURD_LOSS and is_log_loss and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "the training loss is %.2g at step %s, where that of the click rate is below 1: dense values "
