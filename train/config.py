@@ -317,6 +317,12 @@ def parse_loss_weights(text: str | None) -> dict[str, float]:
     return found
 
 
+def require_share(name: str, share: float | None) -> None:
+    """Raise ConfigError unless a share that is given is in (0, 1]."""
+    if share is not None and not 0 < share <= 1:
+        raise ConfigError(f"{name} must be above 0 and at most 1, got {share}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig(JsonRecord):
     """A dense model without the sizes that the shards decide."""
@@ -607,8 +613,10 @@ class TrainConfig(JsonRecord):
             rate = getattr(self, name)
             if rate is not None and not 0 < rate < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {rate}")
-        if self.negative_rate is not None and not 0 < self.negative_rate < 1:
-            raise ConfigError(f"negative_rate must be above 0 and below 1, got {self.negative_rate}")
+        # A log that kept all needs no option.
+        require_share("negative_rate", self.negative_rate)
+        if self.negative_rate == 1:
+            raise ConfigError("negative_rate is 1, and so changes nothing")
         # What depends on the model is checked together.
         self._check_model()
         if self.loss is not None and not is_class_name(self.loss):

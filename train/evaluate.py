@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..pipeline.errors import ConfigError, HotsetError, format_byte_size
+from ..pipeline.errors import HotsetError, format_byte_size
 from ..pipeline.folders.totals import by_feature
 from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX, GROUP, WEIGHT
 from .build_embeddings import RowTools, build_groups, open_device, set_threads
 from .build_model import ModelSource, build_model, pooled_step
+from .config import require_share
 from .data.batch import Batch, EmbeddingTable, MicroBatches, with_histories
 from .data.shards import EvaluationPart, Part, Shards
 from .dense.dense_step import DenseStep, build_dense_step
@@ -310,8 +311,7 @@ def evaluate(
     """
     # Cheap checks before anything is hashed.
     opened_device = open_device(device)
-    if negative_rate is not None and not 0 < negative_rate <= 1:
-        raise ConfigError(f"negative_rate must be above 0 and at most 1, got {negative_rate}")
+    require_share("negative_rate", negative_rate)
     config = read_config(run)
     answers = answers_of(config)
     weights = read_weights(run) if weights is None else weights

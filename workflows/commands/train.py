@@ -24,6 +24,7 @@ from ...train.config import (
     TrainConfig,
     is_first,
     is_launched,
+    require_share,
 )
 from ...train.run_config import read_config
 from ..command_list import JsonCommand, config_of
@@ -273,8 +274,11 @@ class EvaluateCommand(JsonCommand):
     weights. By default as much as there is."""
 
     negative_rate: float | None = None
-    """Share of the samples without a click that the log of DIR kept: each of them counts as 1 / NUMBER. By
-    default that of the log of the training."""
+    """Share of the samples without a click that the log of DIR kept, such as 0.1, where each of them counts
+    ten times; 1 for a log that kept all. By default that of the log of the training."""
+
+    def __post_init__(self) -> None:
+        require_share("negative_rate", self.negative_rate)
 
     def execute(self) -> int:
         """Run ``hotset evaluate``."""

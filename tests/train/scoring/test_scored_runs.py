@@ -191,5 +191,10 @@ def test_an_export_is_recalibrated_too(down_sampled: Path, folder: Path) -> None
 def test_a_rate_that_is_no_share_is_refused(rate: float, folder: Path) -> None:
     with pytest.raises(ConfigError, match=f"negative_rate must be above 0 and at most 1, got {rate}"):
         hotset.evaluate(folder / "run", folder / "data", negative_rate=rate, progress=False)
-    with pytest.raises(ConfigError, match=f"negative_rate must be above 0 and below 1, got {rate}"):
+    with pytest.raises(ConfigError, match=f"negative_rate must be above 0 and at most 1, got {rate}"):
         hotset.fit(folder / "data", folder / "no", negative_rate=rate, progress=False)
+
+
+def test_a_rate_that_changes_nothing_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="negative_rate is 1, and so changes nothing"):
+        hotset.fit(folder / "data", folder / "no", negative_rate=1, progress=False)
