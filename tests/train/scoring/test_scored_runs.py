@@ -198,3 +198,44 @@ def test_a_rate_that_is_no_share_is_refused(rate: float, folder: Path) -> None:
 def test_a_rate_that_changes_nothing_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="negative_rate is 1, and so changes nothing"):
         hotset.fit(folder / "data", folder / "no", negative_rate=1, progress=False)
+
+
+def test_every_label_of_a_run_is_scored_where_it_is_there(folder: Path) -> None:
+    log = pl.read_csv(folder / "log.csv")
+    rng = np.random.default_rng(4)
+    buy = pl.Series("buy", rng.random(log.height) < 0.3) & (log["click"] == 1)
+    is_known = pl.Series(rng.random(log.height) < 0.7)
+    log = log.with_columns(pl.when(is_known).then(buy.cast(pl.Int8)).alias("buy"))
+    (folder / "labels").mkdir()
+    log.write_csv(folder / "labels/log.csv")
+    preprocess(folder / "labels", "data", SCHEMA.replace('label = "click"', 'labels = ["click", "buy"]'))
+    data, run = folder / "labels/data", folder / "labels/run"
+    hotset.fit(data, run, threads=1, evaluate_every=5, progress=False)
+    found = hotset.evaluate(run, data, progress=False)
+    config, shards = read_config(run), Shards.open(data)
+    predictor = Predictor(
+        shards,
+        *load_model(run, config, read_weights(run), shards.tables, shards.batch_size),
+        answers=answers_of(config),
+    )
+    with closing(predictor.logits()) as batches:
+        parts = [(logit_BL, shards.labels_of(batch, config.labels), batch) for batch, logit_BL in batches]
+    assert found.labels is not None and list(found.labels) == ["click", "buy"]
+    for number, name in enumerate(found.labels):
+        samples = pl.concat(
+            pl.DataFrame({"logit": logit_BL[:, number], "label": label_BL[:, number]}).with_columns(
+                pl.Series("weight", batch.of_samples["weight"])
+            )
+            for logit_BL, label_BL, batch in parts
+        ).filter(pl.col("label").is_not_nan(), pl.col("weight") > 0)
+        scores = found.labels[name]
+        assert scores.num_samples == samples.height
+        assert scores.auc == pytest.approx(naive_auc(samples), rel=1e-12)
+    assert found.auc == found.labels["click"].auc and found.gauc == found.labels["click"].gauc
+    # They are in all records of the run.
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = [line["evaluation"] for line in lines if "evaluation" in line][-1]
+    assert last["labels"] == found.to_dict()["labels"]
+    assert json.loads((run / "summary.json").read_text())["labels"] == found.to_dict()["labels"]
+    with pytest.raises(ConfigError, match="--negative-rate recalibrates the probability of a single label"):
+        hotset.fit(data, folder / "labels/no", negative_rate=0.1, progress=False)
