@@ -127,11 +127,11 @@ def read_header(file: RawFile, schema: Schema) -> Header:
         columns = np.arange(int(np.count_nonzero(held == dialect.separator[0])) + 1)
         found = find_records(text, 0, held.shape[0], dialect, columns, most=1)
         if found.num_fields.shape[0]:
-            ends = zip(found.starts[:, 0], found.stops[:, 0], strict=True)
+            ends = np.stack([found.starts, found.stops])[:, : found.num_fields[0], 0]
             # Names that are no UTF-8 stay different from each other.
-            names = [bytes(text[a:b]).decode("utf-8", "backslashreplace") for a, b in ends]
+            names = (bytes(text[first:stop]).decode("utf-8", "backslashreplace") for first, stop in ends.T)
             num_lines += int(count_newlines(held[: found.end]))
-            return Header(tuple(names[: found.num_fields[0]]), position + found.end, num_lines)
+            return Header(tuple(names), position + found.end, num_lines)
         if found.status == WHOLE:  # comments and empty lines alone
             held, position, num_lines = held[:0], position + found.end, num_lines + found.line
             continue
