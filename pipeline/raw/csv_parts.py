@@ -49,7 +49,7 @@ from .text_parts import TextPart, TextParts
 SEPARATORS = (",", "\t", ";", "|")
 """Usual separators of fields."""
 _HEADER_BYTES = 1 << 16
-"""Bytes that are read at a time to find the header."""
+"""Bytes that are read first to find the header."""
 
 
 def quote_fault(
@@ -103,45 +103,39 @@ def read_header(file: RawFile, schema: Schema) -> Header:
         InputError: the file cannot be read, or a quote in the header is not closed.
     """
     dialect = dialect_of(schema)
-    to_skip = schema.skip
-    has_names = schema.format == "csv" and not schema.fields
-    held = np.empty(0, np.uint8)
-    position = num_lines = 0
+    header = Header(schema.fields)
     wrong: InputError | None = None
-    for block in iterate_blocks(file, _HEADER_BYTES, encoding=schema.encoding):
-        lines = block.read()
-        if schema.format == "csv" and not position:
-            refuse_returns(file, lines)
-        mark = bytes_of_mark(lines)
-        position += mark
-        held = np.concatenate([held, lines.lines[mark:]])
-        while to_skip and held.shape[0]:
-            after = held.tobytes().find(b"\n") + 1
-            held, position = held[after:], position + after
-            to_skip, num_lines = to_skip - 1, num_lines + 1
-        if to_skip or (has_names and not held.shape[0]):
-            continue
-        if not has_names:
-            return Header(schema.fields, position, num_lines)
-        text = held.copy()
-        columns = np.arange(int(np.count_nonzero(held == dialect.separator[0])) + 1)
-        found = find_records(text, 0, held.shape[0], dialect, columns, most=1)
+    # The second look is at as much as a header with the longest record may have.
+    for num_bytes in (_HEADER_BYTES, 4 * MAX_RECORD_BYTES):
+        blocks = iterate_blocks(file, num_bytes, encoding=schema.encoding)
+        block = next((block.read() for block in blocks), None)
+        if block is None:
+            break
+        if schema.format == "csv":
+            refuse_returns(file, block)
+        text, first, end = block.text, bytes_of_mark(block), block.num_bytes
+        for _ in range(schema.skip):
+            first += text[first:end].tobytes().find(b"\n") + 1
+        above = int(count_newlines(text[:first]))
+        header = Header(schema.fields, first, above)
+        if schema.format != "csv" or schema.fields:
+            if above < schema.skip:
+                continue
+            break
+        columns = np.arange(int(np.count_nonzero(text[first:end] == dialect.separator[0])) + 1)
+        found = find_records(text, first, end, dialect, columns, most=1)
         if found.num_fields.shape[0]:
             ends = np.stack([found.starts, found.stops])[:, : found.num_fields[0], 0]
             # Names that are no UTF-8 stay different from each other.
-            names = (bytes(text[first:stop]).decode("utf-8", "backslashreplace") for first, stop in ends.T)
-            num_lines += int(count_newlines(held[: found.end]))
-            return Header(tuple(names), position + found.end, num_lines)
-        if found.status == WHOLE:  # comments and empty lines alone
-            held, position, num_lines = held[:0], position + found.end, num_lines + found.line
-            continue
-        quote = quote_fault(text, held.shape[0], found, (), schema)
-        wrong = InputError(f"{file.path}, line {num_lines + found.line + 1}{quote.text}", hint=quote.remedy)
-        if found.status == TRAILING or held.shape[0] > MAX_RECORD_BYTES:
-            raise wrong
+            names = (bytes(text[start:stop]).decode("utf-8", "backslashreplace") for start, stop in ends.T)
+            return Header(tuple(names), found.end, above + found.line)
+        header = Header((), found.end, above + found.line)
+        if found.status != WHOLE:
+            quote = quote_fault(text, end, found, (), schema)
+            wrong = InputError(f"{file.path}, line {header.num_lines + 1}{quote.text}", hint=quote.remedy)
     if wrong is not None:
         raise wrong
-    return Header(schema.fields, position, num_lines)
+    return header
 
 
 class CsvParts(TextParts):

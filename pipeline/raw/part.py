@@ -416,12 +416,9 @@ def _too_long(raw: RawFile) -> InputError:
 
 
 def _after_newline(text: NDArray[np.uint8], start: int, stop: int) -> int | None:
-    """Return the position after the first newline in ``text[start:stop]``, searched in small steps."""
-    for first in range(start, stop, 4096):
-        found = text[first : min(first + 4096, stop)].tobytes().find(b"\n")
-        if found >= 0:
-            return first + found + 1
-    return None
+    """Return the position after the first newline in ``text[start:stop]``."""
+    found = text[start:stop].tobytes().find(b"\n")
+    return start + found + 1 if found >= 0 else None
 
 
 def _no_lines() -> Block:

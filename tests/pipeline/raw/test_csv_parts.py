@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ByteSize, FormatError, InputError
 from hotset.pipeline.raw import part as part_module
+from hotset.pipeline.raw.csv_parts import read_header
 from hotset.pipeline.raw.kept_columns import kept_columns
 from hotset.pipeline.raw.log_parts import open_parts
 from hotset.pipeline.raw.raw_file import RawFile
@@ -391,6 +392,24 @@ def test_a_quote_in_the_header_that_is_wrong_is_named(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message) as caught:
             ingest([path], IngestConfig(schema=f'comment = "#"\n{HEAD}{SPARSE}'), tmp_path / "out")
         assert 'quote = "none"' in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("above", "keys"),
+    [
+        ("#" + "x" * 70_000 + "\n", 'comment = "#"'),
+        ("x\n" + "x" * 70_000 + "\n", "skip = 2"),
+        (("x" * 9 + "\n") * 10_000, f"skip = 10000\n{NO_HEADER}"),
+        ("\n" * 70_000, ""),
+    ],
+)
+def test_a_header_is_found_below_much_text(above: str, keys: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    names = "" if "fields" in keys else NAMES.replace("label", '"la""bel\n' + "x" * 70_000 + '"')
+    path.write_text(above + names + PLAIN)
+    found = read_header(RawFile.inspect(path), read_schema(f"{keys}\n{HEAD}{SPARSE}"))
+    assert found.fields[:2] == ("user", "query") and len(found.fields) == 3
+    assert found.num_bytes == len(above + names) and found.num_lines == (above + names).count("\n")
 
 
 def test_names_that_are_no_utf_8_stay_apart(tmp_path: Path) -> None:
