@@ -172,13 +172,14 @@ class CsvParts(TextParts):
         # The bytes of a text that is decoded say little of those of its file, nor do blocks of the one.
         self.is_hashed_whole = schema.encoding != UTF_8
         # A log without labels lacks their fields, though the schema lists them, and so are partitions.
-        absent = (*(() if has_label else schema.label_columns), *file.partitions) if schema.fields else ()
+        partitions = file.partitions
+        absent = (*(() if has_label else schema.label_columns), *partitions) if schema.fields else ()
         self._fields = tuple(name for name in self._header.fields if name not in absent)
         self.min_line_bytes = 0 if self.is_hashed_whole else max(1, len(self._fields))
         wanted = schema.columns(has_label=has_label) if names is None else names
-        lacking = [name for name in wanted if name in file.partitions and name not in self._fields]
-        self._constants = {name: file.partitions[name] for name in lacking if names is None}
-        wanted = [name for name in wanted if name not in self._constants]
+        lacking = partitions.keys() & set(wanted) - set(self._fields) if names is None else set()
+        self._constants = {name: partitions[name] for name in lacking}
+        wanted = [name for name in wanted if name not in lacking]
         self._columns = np.full(len(self._fields), -1, np.int64)
         if self._fields:
             self._columns[find_fields(wanted, self._fields, file)] = np.arange(len(wanted))

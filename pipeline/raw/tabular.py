@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,7 +110,8 @@ class _Column:
         return _REASONS[self.kind].replace("bad", "missing")
 
 
-def columns_of(schema: Schema, has_label: bool) -> list[_Column]:
+@lru_cache(maxsize=8)
+def columns_of(schema: Schema, has_label: bool) -> tuple[_Column, ...]:
     """Return what is read from a log, in the order of a row: columns of samples, then features."""
     kinds = schema.kind_of | dict.fromkeys(schema.dense, "dense")
     kinds |= {name: "float32" if name in schema.untransformed else "float" for name in schema.floats}
@@ -118,7 +120,7 @@ def columns_of(schema: Schema, has_label: bool) -> list[_Column]:
     columns = schema.column_of
     any_form = Form(zone=schema.zone, missing=schema.missing)
     lists = _list_forms(schema)
-    return [
+    return (
         *(_column_of_samples(each, schema) for each in schema.sample_columns(has_label=has_label)),
         *(
             _Column(
@@ -130,7 +132,7 @@ def columns_of(schema: Schema, has_label: bool) -> list[_Column]:
             )
             for name in (*schema.dense, *schema.sparse)
         ),
-    ]
+    )
 
 
 def _column_of_samples(found: SampleColumn, schema: Schema) -> _Column:

@@ -159,7 +159,7 @@ def split_lists(
                 left, right = _trimmed(text, begin, position)
             # What follows the last separator of a list in brackets is an element only if it is something.
             is_void = has_brackets and left == right and first < stop
-            if not (is_void and (skips_empty or (is_last and begin > first))):
+            if not (is_void and (skips_empty or is_last)):
                 element_starts[element], element_stops[element] = left, right
                 element += 1
             if is_last:
