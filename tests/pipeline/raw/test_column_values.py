@@ -153,6 +153,12 @@ def test_whole_decimals_are_integers(numbers: list[int | None], size: tuple[int,
 def test_decimals_with_a_fraction_are_no_integers() -> None:
     found = read_column(pa.array([D("5.00"), D("5.50"), D("-0.01"), None]), "integer")
     assert states_and_values(found) == [5, "bad", "bad", None]
+    # Zeros of many digits, and numbers of hundreds, are written with an exponent.
+    long = pa.array([D(0), D("2e-10"), D(7)], pa.decimal128(38, 10))
+    assert states_and_values(read_column(long, "integer")) == [0, "bad", 7]
+    hundreds = pa.array([D(12300), D(10**30), None], pa.decimal128(38, -2))
+    assert states_and_values(read_column(hundreds, "integer")) == [12300, "bad", None]
+    assert read_column(hundreds, "float").values.tolist() == [12300, 1e30, 0]
 
 
 def test_fixed_bytes_and_json_are_text_and_uuids_their_usual_form() -> None:
