@@ -290,7 +290,11 @@ def _rows(
         if column.list_form is not None and isinstance(cells, Spans):
             cells = ListSpans(cells, column.list_form)
         columns.append((column, cells))
-    read = [read_column(values, column.kind, column.form) for column, values in columns]
+    # What several read of a column in the same way, such as a group and a feature, is read once.
+    ways = [(column.column, column.kind, column.form, column.list_form) for column, _ in columns]
+    cells_of = {way: cells for way, (_, cells) in zip(ways, columns, strict=True)}
+    values_of = {way: read_column(cells, way[1], way[2]) for way, cells in cells_of.items()}
+    read = [values_of[way] for way in ways]
 
     # Blame each bad row on its first bad column from the left, or on its number of fields (-1).
     bad: Counter[str] = Counter()

@@ -23,7 +23,8 @@ from hotset.pipeline.errors import ByteSize, InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.folders.totals import ColumnsFacts
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
-from hotset.pipeline.raw import parquet_parts
+from hotset.pipeline.raw import parquet_parts, tabular
+from hotset.pipeline.raw.column_values import read_column
 from hotset.pipeline.raw.log_files import inspect_logs
 from hotset.pipeline.raw.parquet_parts import ParquetParts
 from hotset.pipeline.raw.part import Part
@@ -414,6 +415,23 @@ def test_columns_hold_hours_and_weekdays(tmp_path: Path) -> None:
     text = ('format = "parquet"' + TIMES).replace(', { kind = "text", name = "moment" }', "")
     again = columns_in(ingest([tmp_path / "log.parquet"], config(text, label=False), tmp_path / "b"))
     assert again == {name: found[name] for name in ("site", "when", "day", "ms")}
+
+
+def test_a_group_that_is_a_feature_too_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[str] = []
+
+    def counted(cells: Any, kind: str, form: Any) -> Any:
+        kinds.append(kind)
+        return read_column(cells, kind, form)
+
+    monkeypatch.setattr(tabular, "read_column", counted)
+    keys = 'format = "parquet"\nlabel = "label"\ngroup = "user"\n'
+    user = 'user = [{ kind = "text" }, { kind = "text", name = "twin" }]\n'
+    schema = read_schema(f"{keys}[sparse]\n{user}")
+    part = parse_batch(pa.record_batch({"user": ["a", "b"], "label": [0, 1]}), schema, has_label=True)
+    assert sorted(kinds) == ["label", "text"]
+    assert part.columns["user"].equals(part.columns["twin"])
+    assert part.columns["group"].to_pylist() == part.columns["user"].to_pylist()
 
 
 @pytest.mark.parametrize("group_rows", [500, 60])
