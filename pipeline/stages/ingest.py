@@ -67,6 +67,8 @@ _CSV_VALUE_BYTES = 36
 """Bytes of a field of CSV: where it begins and ends, its value, its state, and a copy for Arrow."""
 _TEXT_COPIES = 4
 """Copies of the texts of a block, from which the distinct ones are found."""
+_JSON_COPIES = 5
+"""Copies of a block of JSON Lines: all its values are copied by Arrow."""
 _PARQUET_VALUE_BYTES = 64
 """Bytes of a value of Parquet: the batches that wait to be parsed, what is made of one, and a page."""
 _STORED_VALUE_BYTES = 8
@@ -86,10 +88,10 @@ def part_bytes(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bo
     num_values = text_bytes / _line_bytes(file) * num_columns
     value_bytes = _CRITEO_VALUE_BYTES if form == "criteo" else _CSV_VALUE_BYTES
     num_blocks = 1 + _BLOCKS_IN_FLIGHT if _is_streamed(file, schema) else _TEXT_MARGIN
-    if form in ("csv", "json"):
-        # All values of JSON Lines are copied by Arrow.
-        share = _share_of_texts(file, schema, has_label=has_label) if form == "csv" else 1.0
-        num_blocks += _TEXT_COPIES * share
+    if form == "csv":
+        num_blocks += _TEXT_COPIES * _share_of_texts(file, schema, has_label=has_label)
+    elif form == "json":
+        num_blocks += _JSON_COPIES
     decoder_bytes = _XZ_BYTES if file.compression == "xz" else 0
     return int(text_bytes * num_blocks + num_values * value_bytes + decoder_bytes)
 

@@ -149,6 +149,8 @@ def _peaks(options: argparse.Namespace, scratch: Path) -> list[Facts]:
 def _peak(words: Sequence[str], cap_mib: int, scratch: Path) -> Facts:
     """Run within a cap, or the one that its refusal names; return the peak and its share of the cap."""
     out = scratch / "out"
+    # What a refused run has made would spare this one work.
+    subprocess.run(["rm", "-rf", str(out)], check=True)
     (process,) = start_hotset([*words, "--memory", f"{cap_mib}MiB", "--out", str(out), "-q"], scratch)
     peak = 0
     while process.poll() is None:
@@ -160,7 +162,6 @@ def _peak(words: Sequence[str], cap_mib: int, scratch: Path) -> Facts:
         return _peak(words, int(would_do[1]), scratch) | {"refused_mib": cap_mib}
     if process.returncode:
         raise HotsetError(f"{' '.join(words)}: {message}")
-    subprocess.run(["rm", "-rf", str(out)], check=True)
     return {"cap_mib": cap_mib, "peak_mib": peak / MIB, "of_cap": peak / MIB / cap_mib}
 
 
