@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,8 +38,9 @@ from hotset.workflows.bench.harness import Facts, new_parser, run_script, scratc
 PARSER = new_parser(__spec__, __doc__)
 PARSER.add_argument("--files", type=int, default=100_000, help="number of logs")
 PARSER.add_argument("--seed", type=int, default=0, help="seed of the first log; the next ones follow")
-PARSER.add_argument("--seconds", type=float, default=float("inf"), help="after which no log is begun")
-_TOLD_EVERY = 1_000
+PARSER.add_argument("--seconds", type=float, default=float("inf"), help="after which no more are waited for")
+PARSER.add_argument("--workers", type=int, default=1, help="processes that read them")
+_FILES_OF_TASK = 500
 _SHOWN = 20
 
 Reader = Callable[[Log, Path], dict[str, list[Any]]]
@@ -58,6 +61,8 @@ def differences(log: Log, folder: Path, others: dict[str, Reader]) -> Iterator[t
         found = _read_as_proposed(log, raw, folder / "columns")
     except HotsetError as error:
         found = f"refused: {error}"
+    except Exception as error:
+        found = f"crashed: {error!r}"
     yield "hotset", found
     for who, read in others.items():
         form, why = _form_for(who, log)
@@ -210,38 +215,27 @@ def _read_with_duckdb(connection: Any, log: Log, path: Path) -> dict[str, list[A
     return columns
 
 
-def fuzz_logs(num_files: int, seed: int, scratch: Path, seconds: float = float("inf")) -> Facts:
-    """Read so many logs with every reader; return the outcomes and the first logs that differ."""
+def fuzz_logs(num_files: int, seed: int, scratch: Path) -> Facts:
+    """Read so many logs with every reader; return the outcomes and the logs that differ."""
     duckdb = duckdb_reader()
     others: dict[str, Reader] = {"polars": read_with_polars} | ({"duckdb": duckdb} if duckdb else {})
-    outcomes: Counter[str] = Counter()
-    drawn: Counter[str] = Counter()
-    unlike: list[Facts] = []
-    started = time.perf_counter()
-    num_read = 0
-    while num_read < num_files and time.perf_counter() - started < seconds:
-        log = draw_log(seed + num_read)
-        num_read += 1
-        drawn.update(_facts_of(log))
+    found: Facts = {"files": num_files, "outcomes": Counter(), "differences": [], "drawn": Counter()}
+    for number in range(seed, seed + num_files):
+        log = draw_log(number)
+        found["drawn"].update(_facts_of(log))
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             for who, outcome in differences(log, Path(folder), others):
                 what, _, why = outcome.partition(" after ")
-                outcomes[f"{who} {log.format} {what.partition(': ')[0] if 'differs' in what else what}"] += 1
-                outcomes.update(f"{who} {log.format}, after {each}" for each in why.split(", ") if each)
-                if not outcome.startswith(("equal", "not read")):
-                    where = {"seed": seed + num_read - 1, "format": log.format, "reader": who}
-                    unlike.append(where | {"outcome": outcome})
-        if num_read % _TOLD_EVERY == 0:
-            tell(f"{num_read} files, {len(unlike)} differ, {time.perf_counter() - started:.0f} s")
-    return {
-        "files": num_read,
-        "outcomes": dict(sorted(outcomes.items())),
-        "differences": len(unlike),
-        "first_differences": unlike[:_SHOWN],
-        "drawn": dict(sorted(drawn.items())),
-        "seconds": time.perf_counter() - started,
-        "duckdb": None if duckdb is None else sys.modules["duckdb"].__version__,
-    }
+                is_named = outcome.startswith(("equal", "not read"))
+                what = what if is_named else what.partition(": ")[0]
+                found["outcomes"][f"{who} {log.format} {what}"] += 1
+                found["outcomes"].update(
+                    f"{who} {log.format}, after {each}" for each in why.split(", ") if each
+                )
+                if not is_named:
+                    where = {"seed": number, "format": log.format, "reader": who}
+                    found["differences"].append(where | {"outcome": outcome})
+    return found | {"duckdb": None if duckdb is None else sys.modules["duckdb"].__version__}
 
 
 def _facts_of(log: Log) -> Iterator[str]:
@@ -264,8 +258,26 @@ def measure(options: argparse.Namespace) -> Facts:
     """Read the logs in memory, where the system has a folder of it."""
     if options.scratch is None and os.access("/dev/shm", os.W_OK):
         options.scratch = Path("/dev/shm")
-    with scratch_folder(options) as scratch:
-        return fuzz_logs(options.files, options.seed, scratch, options.seconds)
+    end = options.seed + options.files
+    firsts = range(options.seed, end, _FILES_OF_TASK)
+    total: Facts = {"files": 0, "outcomes": Counter(), "differences": [], "drawn": Counter()}
+    started = time.perf_counter()
+    spawn = multiprocessing.get_context("spawn")
+    with scratch_folder(options) as scratch, ProcessPoolExecutor(options.workers, spawn) as pool:
+        for task in [
+            pool.submit(fuzz_logs, min(_FILES_OF_TASK, end - first), first, scratch) for first in firsts
+        ]:
+            found = task.result()
+            # Numbers, counters and lists are added; the version of DuckDB is one.
+            total = found | {key: total[key] + found[key] for key in total}
+            seconds = time.perf_counter() - started
+            tell(f"{total['files']} files, {len(total['differences'])} differ, {seconds:.0f} s")
+            if seconds > options.seconds:
+                pool.shutdown(wait=True, cancel_futures=True)
+                break
+    counted = {key: dict(sorted(total[key].items())) for key in ("outcomes", "drawn")}
+    shown = {"differences": len(total["differences"]), "first_differences": total["differences"][:_SHOWN]}
+    return total | counted | shown | {"seconds": seconds}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ import pytest
 from hotset.tests.fuzz import fuzz_logs as module
 from hotset.tests.fuzz.drawn_logs import Log, draw_log
 from hotset.tests.fuzz.fuzz_logs import differences, fuzz_logs, read_with_polars
+from hotset.workflows.bench.harness import run_script
 
 
 @pytest.mark.parametrize("num_files", [40, pytest.param(4_000, marks=pytest.mark.slow)])
 def test_a_proposed_schema_reads_what_was_written(num_files: int, tmp_path: Path) -> None:
     found = fuzz_logs(num_files, 0, tmp_path)
-    assert found["first_differences"] == [] and found["outcomes"]["hotset csv equal"] > num_files // 2
+    assert found["differences"] == [] and found["outcomes"]["hotset csv equal"] > num_files // 2
     assert found["outcomes"]["polars csv equal"] > num_files // 20
 
 
@@ -44,6 +47,15 @@ def test_what_is_read_otherwise_is_found(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "read_with_polars", wrong)
     found = fuzz_logs(3, 0, tmp_path)
-    assert found["differences"] > 0
-    assert {each["reader"] for each in found["first_differences"]} == {"polars"}
-    assert "row 3: 'wrong', want " in found["first_differences"][0]["outcome"]
+    assert {each["reader"] for each in found["differences"]} == {"polars"}
+    assert "row 3: 'wrong', want " in found["differences"][0]["outcome"]
+
+
+def test_the_script_writes_what_was_read(tmp_path: Path) -> None:
+    words = ["--files", "5", "--out", str(tmp_path / "result.json"), "--scratch", str(tmp_path)]
+    assert run_script(module.PARSER, module.measure, words) == 0
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["files"], found["differences"], found["first_differences"]) == (5, 0, [])
+    assert (
+        sum(count for what, count in found["outcomes"].items() if re.fullmatch("hotset .* equal", what)) == 5
+    )
