@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +103,11 @@ def read_header(file: RawFile, schema: Schema) -> Header:
     Raises:
         InputError: the file cannot be read, or a quote in the header is not closed.
     """
+    return _read_header(file, file.seen_ns, schema)
+
+
+@lru_cache(maxsize=8)  # a file is looked at to estimate memory, to tell its format, and to read it
+def _read_header(file: RawFile, seen_ns: int, schema: Schema) -> Header:
     dialect = dialect_of(schema)
     header = Header(schema.fields)
     wrong: InputError | None = None
