@@ -162,7 +162,7 @@ def test_a_longer_log_is_refused_without_extend(out: Path, days: list[Path], mad
     before = tree_of(out)
     with pytest.raises(ManifestError, match="columns was made from the first 2 of these 3 files") as caught:
         preprocess(days[:3], CONFIG, out)
-    assert "--extend, which adds the 1 behind them" in str(caught.value.hint)
+    assert "--extend, which adds the last 1 and rebuilds what follows" in str(caught.value.hint)
     assert tree_of(out) == before
 
 
@@ -265,7 +265,7 @@ def test_the_commands_say_what_is_made_again_and_stages_alone_go_on_too(
     assert main(["preprocess", *logs, "--out", scratch]) == 0
     assert main(["preprocess", *logs[:2], "--out", out]) == 0
     assert main(["preprocess", *logs, "--out", out]) == 1
-    assert "hint: give --extend, which adds the 1 behind them" in capsys.readouterr().err
+    assert "hint: give --extend, which adds the last 1 and rebuilds what follows" in capsys.readouterr().err
     assert main(["preprocess", *logs, "--out", out, "--extend"]) == 0
     said = capsys.readouterr().err
     assert f"removed {out}/samples, which was written from fewer logs; it will be rebuilt" in said
