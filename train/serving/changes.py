@@ -124,9 +124,10 @@ def export_changes(
 def _refuse_other_tables(new: RunTables, old: RunTables) -> None:
     """Raise ConfigError unless a server of one run can serve the other."""
     pairs = [[(table.name, table.embedding_dim) for table in found.tables] for found in (new, old)]
-    if pairs[0] != pairs[1] or new.schema != old.schema:
+    ours, others = ((each.schema, each.config.labels, each.config.predicts) for each in (new, old))
+    if pairs[0] != pairs[1] or ours != others:
         raise ConfigError(
-            f"{old.run} and {new.run} have other tables or schemas",
+            f"{old.run} and {new.run} have other tables, schemas or labels",
             hint="export the run as a whole: leave --since out",
         )
 

@@ -706,6 +706,22 @@ def test_rows_of_a_table_that_features_share_are_resumed_too(fields: dict[str, A
     assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"placement": "lookahead"},
+        {"model": "dcnv2", "placement": "cache", "loss_weights": "buy=0.2"},
+        pytest.param({"placement": "hybrid", "device": "late:4"}, marks=pytest.mark.slow),
+    ],
+)
+def test_runs_with_weights_and_several_labels_are_resumed_too(fields: dict[str, Any], tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", replace(SPEC, labels=("click", "buy"), has_weight=True))
+    run_until(tmp_path, tmp_path / "unbroken", None, OFF, **fields)
+    for stop in (22, None):
+        run_until(tmp_path, tmp_path / "stopped", stop, every(4), **fields)
+    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+
+
 @pytest.mark.slow
 def test_processes_that_are_killed_end_with_the_bits_of_an_unbroken_run(
     data: Path, unbroken: Callable[..., dict[str, bytes]], tmp_path: Path
