@@ -90,12 +90,12 @@ class Objective:
     def targets(self, batch: Batch) -> Targets:
         """Return the labels and weights of a batch, on the host."""
         found = [
-            batch.label_B if name == LABEL else torch.from_numpy(batch.of_samples[name])
+            batch.label_B.cpu() if name == LABEL else torch.from_numpy(batch.of_samples[name])
             for name in self.columns
         ]
         label_BL = torch.stack(found, dim=1)
         is_there_BL = ~label_BL.isnan()
-        weight_BL = is_there_BL * torch.tensor(self.loss_weights)
+        weight_BL = is_there_BL * torch.tensor(self.loss_weights, dtype=torch.float32)
         if WEIGHT in batch.of_samples:
             weight_BL *= torch.from_numpy(batch.of_samples[WEIGHT]).unsqueeze(1)
         label_BL = label_BL.where(is_there_BL, 0.0)

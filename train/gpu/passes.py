@@ -310,9 +310,7 @@ class DevicePasses:
             group.in_place.look_up_bags(part, host_BFD.view(-1, group.embedding_dim))
             self._device.copy("copies", host_BFD, near_BFD)
         # Gradients take the places of the vectors.
-        batch = replace(step.batch, dense_BK=near[1])
-        if self._parts.dense.objective is None:  # others read labels and weights of the host
-            batch = replace(batch, label_B=near[0])
+        batch = replace(step.batch, label_B=near[0], dense_BK=near[1])
         self._pass_and_step(
             partial(
                 self._device.launch, "compute", self._train_dense, batch, near[2:], near[2:], number, loss_1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -104,7 +105,7 @@ def test_exported_programs_name_their_outputs(folder: Path, tmp_path: Path) -> N
         assert f"    {outputs} = model(*inputs.for_torch(columns))\n" in readme
         assert ("in this order: click, buy it." in readme) == (name == "both")
         model = torch.export.load(tmp_path / name / "model.pt2").module()
-        columns = {"user": [3, None], "age": [0.5, None]}
+        columns: dict[str, list[Any]] = {"user": [3, None], "age": [0.5, None]}
         with torch.no_grad():
             predicted, logit = model(*ServingInputs(tmp_path / name).for_torch(columns))
         assert predicted.shape == logit.shape == ((2, 2) if name == "both" else (2,))
