@@ -37,7 +37,7 @@ _SHORT_TEXT_BYTES = 64
 """Average length from which on the texts of a column count with all of their bytes."""
 _MOST_NUMBERED_BYTES = 16 << 20
 """Texts of a row group that are numbered; most writers number 1 MB."""
-_MOST_DECODED = 4
+_MOST_DECODED = 3
 """Bytes of a part's values for each one that they count in a block, above which texts are numbered."""
 _FEW_GROUPS = 16
 """Row groups up to which each stays a part, as it always was; more would cost more than their rows."""
@@ -293,7 +293,9 @@ class ParquetParts(RawParts):
         batches: list[Any] = []
         for groups in run.pieces:
             batches += self._batches(groups, run.num_rows, ())
-            if sum(batch.nbytes for batch in batches) > _MOST_DECODED * self._block_bytes:
+            num_rows = sum(batch.num_rows for batch in batches)
+            num_bytes = sum(batch.nbytes for batch in batches)
+            if num_bytes * run.num_rows > _MOST_DECODED * self._block_bytes * num_rows:
                 batches = []
                 break
         batches = batches or list(self._batches(run.groups, run.rows_of_part, self._numbered))
