@@ -203,6 +203,7 @@ class Scores:
             for each in fields(self)
             if isinstance(getattr(self, each.name), Scores)
         }
+        groups |= getattr(self, "labels", None) or {}
         rows = [["", *groups]]
         for each in fields(Scores):
             values = [getattr(group, each.name) for group in groups.values()]

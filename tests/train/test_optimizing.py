@@ -178,6 +178,13 @@ def test_patience_counts_evaluations_without_a_better_score() -> None:
     assert found.best_step == 3 and found.reason == "2 evaluations without progress (--patience 2)"
 
 
+def test_values_are_best_by_their_squared_error() -> None:
+    found = stopping(patience=2)
+    for step, error in enumerate([0.9, 0.4, 0.5, 0.6]):
+        found.note_evaluation(step, Scores(mean_squared_error=error))
+    assert found.best_step == 1 and found.reason == "2 evaluations without progress (--patience 2)"
+
+
 def test_plateau_lowers_the_rates_after_evaluations_without_progress() -> None:
     found = stopping(lr_schedule="plateau")
     reductions = []

@@ -194,4 +194,7 @@ def test_records_name_only_scores_that_there_are(samples: dict[str, NDArray[Any]
     assert found.keys() - plain.keys() == {"total_weight", "gauc", "num_groups", "labels"}
     assert found["labels"].keys() == {"click", "buy"}
     assert found["labels"]["buy"].keys() == {*NAMES, "num_samples", "total_weight", "gauc", "num_groups"}
+    shown = quality_of(samples)._repr_html_()
+    assert "<th>buy</th>" in shown and "<td>gauc</td>" in shown and "mean_squared_error" not in shown
+    assert "gauc=" in repr(quality_of(samples))
     assert found["hot"].keys() == {*NAMES, "num_samples", "total_weight"}
