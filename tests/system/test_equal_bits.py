@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.preprocess import preprocess
+from hotset.pipeline.settings import LastBatch
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.stats.shuffle import epoch_order
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
@@ -27,6 +29,8 @@ from hotset.tests.support.trained_models import (
     no_log,
     trained,
 )
+from hotset.train.build import build_trainer
+from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.loop import Trainer
 from hotset.train.metrics import Kind
@@ -76,6 +80,8 @@ ANY_RUN = given(
     epochs=st.integers(1, 2),
     staging_bytes=st.sampled_from([None, 0, 500, 5_000, 50_000]),
     prefetch=st.integers(0, 4),
+    frozen=st.sets(st.integers(0, 3), max_size=2),
+    last_batch=st.sampled_from(["keep", "keep", "drop", "merge"]),
 )
 
 
@@ -99,6 +105,8 @@ def check_placements(
     epochs: int,
     staging_bytes: int | None,
     prefetch: int,
+    frozen: set[int],
+    last_batch: LastBatch,
 ) -> None:
     """Train under every placement and compare bits, replayed orders included."""
     fields: dict[str, Any] = {
@@ -111,7 +119,12 @@ def check_placements(
     }
     with tempfile.TemporaryDirectory() as folder:
         shards = Shards.open(write_shards(Path(folder) / "shards", spec))
+        names = [table.name for number, table in enumerate(shards.tables) if number in frozen]
+        has_whole = shards.with_last_batch("drop").num_training_batches
+        fields |= {"freeze": tuple(names), "last_batch": last_batch if has_whole else "keep"}
         all_fast = trained(shards, placement="all-fast", **fields)
+        start = build_trainer(shards, TrainConfig(placement="all-fast", **fields)).weights()
+        assert all(torch.equal(all_fast.weights()[name], start[name]) for name in names)
         for placement in (*STATELESS, *STAGING):
             assert_equal_bits(trained(shards, **placement, **fields), all_fast)
         fae = trained(shards, placement="fae", **fields)
