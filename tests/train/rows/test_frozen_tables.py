@@ -18,14 +18,14 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import STAGING, STATELESS, assert_equal_bits, no_log
 from hotset.train.build import build_trainer
 from hotset.train.build_embeddings import RunStart
-from hotset.train.config import TrainConfig
+from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.recipe_options import RecipeOptions
 from hotset.train.rows.embeddings import RowsPart
 from hotset.train.rows.optimizers import RowOptimizer
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 
 DECAY = RecipeOptions(embedding_decay=0.01)
 
@@ -149,22 +149,36 @@ def test_steps_that_a_device_is_given_leave_frozen_rows(
     assert not torch.equal(on_device.weights()["C2"], start.weights()["C2"])
 
 
+SPILLED = ShardSpec(
+    num_rows=(5, 900, 1500), num_hot=(5, 10, 20), num_mixed=900, embedding_dim=16, skew=0, batch_size=64
+)
+IN_FILES: dict[str, Any] = {"freeze": ("C2",), "epochs": 2, "embedding_optimizer": "adagrad"}
+IN_FILES |= {"staging_bytes": ByteSize(48 * KIB), "slow_bytes": ByteSize(200 * KIB)}
+
+
 def test_rows_in_files_end_with_equal_bits(tmp_path: Path) -> None:
-    spec = ShardSpec(
-        num_rows=(5, 900, 1500),
-        num_hot=(5, 10, 20),
-        num_mixed=900,
-        embedding_dim=16,
-        skew=0,
-        batch_size=64,
-    )
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
-    fields: dict[str, Any] = {"freeze": ("C2",), "epochs": 2, "embedding_optimizer": "adagrad"}
-    fields |= {"staging_bytes": ByteSize(48 * KIB)}
-    all_fast = trained(shards, placement="all-fast", **fields)
-    spilled = trained(shards, placement="lookahead", slow_bytes=ByteSize(200 * KIB), **fields)
+    shards = Shards.open(write_shards(tmp_path / "shards", SPILLED))
+    all_fast = trained(shards, placement="all-fast", **IN_FILES | {"slow_bytes": None})
+    spilled = trained(shards, placement="lookahead", **IN_FILES)
     assert spilled.embeddings.file_bytes()[1] > 0
     assert_equal_bits(spilled, all_fast)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_with_rows_in_files_resumes_to_equal_bits(tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
+        if stage == "train" and done > 0.7 * total:
+            raise KeyboardInterrupt
+
+    write_shards(tmp_path / "shards", SPILLED)
+    config = TrainConfig(**IN_FILES, threads=1)
+    train(tmp_path, config, tmp_path / "wanted")
+    options = RunOptions(checkpoints=CheckpointSettings(checkpoint_every=4), progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, config, tmp_path / "found", options)
+    train(tmp_path, config, tmp_path / "found")
+    for name in ("weights.safetensors", "states.safetensors"):
+        assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes()
 
 
 def test_ranks_end_with_equal_bits(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
