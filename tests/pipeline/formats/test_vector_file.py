@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hotset.pipeline.errors import InputError
 from hotset.pipeline.formats import vector_file
@@ -208,3 +211,21 @@ def test_no_file_is_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match=r"pipe is no plain file$"):
         VectorFile(tmp_path / "pipe", 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["list", "dims", "npz", "deflated"]), st.data())
+def test_a_damaged_file_is_read_or_refused_in_one_line(form: str, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = FORMS[form](Path(folder) / "file")
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 3))):
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        stop = data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
+        path.write_bytes(content[:stop])
+        try:
+            _, vectors = read(path)
+        except InputError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+        else:
+            assert vectors.shape[1] == 3 and np.isfinite(vectors).all()
