@@ -519,7 +519,7 @@ class TrainConfig(JsonRecord):
     """Keyword arguments of the constructor of your own class, a JSON object such as '{"hidden": 64}'; by
     default it gets none. tbsm takes history_length, attention_widths and last_widths, dcnv2 structure."""
 
-    freeze: tuple[str, ...] = field(default=(), metadata={"repeated": True})
+    freeze: tuple[str, ...] = field(default=(), metadata={"repeated": "NAME"})
     """Table whose rows are read and never changed; give the option once for each."""
 
     loss: str | None = None

@@ -46,7 +46,7 @@ OFFERED = "offered"
 NO_OPTION = "no_option"
 """Key of a field's metadata for settings that only programs and tests choose."""
 REPEATED = "repeated"
-"""Key of a field's metadata for an option that is given once for each of its values."""
+"""Key of a field's metadata for an option that is given once for each value, as the help names a value."""
 COMMON = "every command"
 """Group of the options that every command has."""
 HELP_COLUMN = 26
@@ -210,7 +210,11 @@ def list_options(kind: Any, defaults: Mapping[str, Any] | None = None, group: st
                     owner=kind,
                     name=arg.metavar if arg.is_positional else dashed,
                     kind=leaf,
-                    metavar=arg.metavar or (metavar if len(metavar) < HELP_COLUMN else "NAME"),
+                    metavar=(
+                        field.metadata.get(REPEATED)
+                        or arg.metavar
+                        or (metavar if len(metavar) < HELP_COLUMN else "NAME")
+                    ),
                     default=default,
                     is_positional=arg.is_positional,
                     is_many=is_many,

@@ -85,7 +85,7 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
     """Run whose weights and optimizer states this one starts with: a finished one, or the last checkpoint of
     another. Its ids must be those of DIR, or be mapped by DIR/id_map."""
 
-    init_table: Annotated[tuple[str, ...], Arg("NAME=FILE")] = field(default=(), metadata={REPEATED: True})
+    init_table: tuple[str, ...] = field(default=(), metadata={REPEATED: "NAME=FILE"})
     """Table and file of vectors that its rows start with: Parquet with a column category and a column of
     lists of floats or one for each dimension, or .npz of NumPy with categories and vectors. Rows of other
     categories start as without it. Give the option once for each table."""
