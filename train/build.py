@@ -27,7 +27,15 @@ from .build_embeddings import (
     resolve,
     with_options,
 )
-from .build_model import ModelSource, build_model, open_loss, pooled_step, predicts, warn_of_probabilities
+from .build_model import (
+    LossSource,
+    ModelSource,
+    build_model,
+    open_loss,
+    pooled_step,
+    predicts,
+    warn_of_probabilities,
+)
 from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig, parse_loss_weights
 from .data.batch import MicroBatches
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
@@ -64,6 +72,7 @@ def build_trainer(
     order: BatchOrder | None = None,
     spill_folder: Path | None = None,
     model_source: ModelSource | None = None,
+    loss_source: LossSource | None = None,
     *,
     start: RunStart | None = None,
     tracks_changes: bool = False,
@@ -101,13 +110,15 @@ def build_trainer(
 
     num_done = start.num_done if start is not None else 0
     coded, build_sums = _build_codecs(shards, config, ranks, exchange or ChosenExchange(), num_done)
-    model, dense = _build_dense_layers(shards, config, chosen_model, tools, threads, build_sums, model_source)
-    embeddings = _build_rows(shards, config, tools, ranks, coded, start)
     answers = Answers(
         labels=choose_labels(config, shards.labels),
-        predicts=predicts(config.loss),
+        predicts=predicts(config.loss, loss_source),
         negative_rate=config.negative_rate,
     )
+    objective = _build_objective(shards, config, answers, loss_source)
+    layers = (shards, config, chosen_model, tools, threads)
+    model, dense = _build_dense_layers(*layers, build_sums, objective, answers.labels, model_source)
+    embeddings = _build_rows(shards, config, tools, ranks, coded, start)
     predictor = Predictor(
         shards, dense, embeddings, tools.meter, tools.folder, ranks, answers, config.negative_rate
     )
@@ -202,12 +213,12 @@ def _build_dense_layers(
     tools: RowTools,
     threads: WorkThreads,
     build_sums: BuildSums | None,
+    objective: Objective | None,
+    labels: tuple[str, ...],
     model_source: ModelSource | None,
 ) -> tuple[DenseModel, DenseStep]:
     """Build the model with its initial parameters, and its step."""
-    labels = choose_labels(config, shards.labels)
     inputs = replace(ModelInputs.of(shards), labels=labels)
-    objective = _build_objective(shards, config, labels)
     model = build_model(chosen, inputs, config.seed, model_source, shards.least_batch_samples)
     if config.loss is None:
         warn_of_probabilities(model)
@@ -224,12 +235,14 @@ def _build_dense_layers(
     return model, pooled_step(step, chosen, shards.tables)
 
 
-def _build_objective(shards: Shards, config: TrainConfig, labels: Sequence[str]) -> Objective | None:
+def _build_objective(
+    shards: Shards, config: TrainConfig, answers: Answers, loss_source: LossSource | None
+) -> Objective | None:
     """Build the loss of a run; None for the log loss of the first label, where all samples have it."""
+    labels, is_value = answers.labels, answers.predicts == "value"
     of_labels = parse_loss_weights(config.loss_weights)
     columns = [shards.column_of(name) for name in labels] or [LABEL]
     weights = [of_labels.get(name, 1.0) for name in labels] or [1.0]
-    is_value = predicts(config.loss) == "value"
     numbers = [name for name in labels if name in shards.number_labels]
     if numbers and not is_value:
         raise ConfigError(
@@ -246,7 +259,7 @@ def _build_objective(shards: Shards, config: TrainConfig, labels: Sequence[str])
         return None
     from .dense.objective import Objective
 
-    own_loss = None if config.loss is None else open_loss(config.loss, len(columns))
+    own_loss = None if config.loss is None else open_loss(config.loss, len(columns), loss_source)
     return Objective(tuple(columns), tuple(weights), own_loss)
 
 

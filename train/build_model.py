@@ -412,7 +412,11 @@ class OwnLoss:
         )
 
 
-def predicts(name: str | None) -> Predicts:
+LossSource = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""A user's loss as a function. Where it may be None, the one that the config names is imported."""
+
+
+def predicts(name: str | None, source: LossSource | None = None) -> Predicts:
     """Return what the logits of a run with this loss predict; None is the log loss.
 
     Raises:
@@ -420,27 +424,27 @@ def predicts(name: str | None) -> Predicts:
     """
     if name is None:
         return "probability"
-    found = getattr(import_named(name, "loss", "function"), "predicts", "probability")
+    found = getattr(source or import_named(name, "loss", "function"), "predicts", "probability")
     if found not in ("probability", "value"):
         raise ConfigError(f"the loss {name} has predicts = {found!r}, want 'probability' or 'value'")
     return cast(Predicts, found)
 
 
-def open_loss(name: str, num_logits: int) -> OwnLoss:
+def open_loss(name: str, num_logits: int, source: LossSource | None = None) -> OwnLoss:
     """Import a loss and try it on samples that are made up.
 
     Raises:
         HotsetError: it fails, or is no loss of single samples.
     """
-    found = import_named(name, "loss", "function")
+    found = source or import_named(name, "loss", "function")
     if not callable(found):
         raise ConfigError(f"the loss {name} is no function, but {type(found).__name__}")
     loss = OwnLoss(name, found)
     shape = (_TRIED_SAMPLES, num_logits) if num_logits > 1 else (_TRIED_SAMPLES,)
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(shape, generator=generator).requires_grad_()
+    logits = torch.randn(shape, generator=generator, dtype=torch.float32).requires_grad_()
     labels = torch.randint(2, shape, generator=generator).float()
-    losses = loss(logits, labels, torch.ones(shape))
+    losses = loss(logits, labels, torch.ones_like(labels))
     if not torch.isfinite(losses).all():
         raise ConfigError(
             f"the loss {name} returned {losses.detach().tolist()} for logits of about 1, want finite numbers",
@@ -455,7 +459,7 @@ def open_loss(name: str, num_logits: int) -> OwnLoss:
             hint="a batch is cut for threads and ranks: return the loss of each sample by itself",
         )
     # A missing label has a weight of 0, and its loss would be that of a label of 0.
-    if bool(loss(logits, labels, torch.zeros(shape)).any()):
+    if bool(loss(logits, labels, torch.zeros_like(labels)).any()):
         raise ConfigError(
             f"the loss {name} is not 0 where all weights are 0",
             hint="multiply by weights: a missing label has a weight of 0",

@@ -31,7 +31,7 @@ from ..pipeline.settings import Bytes, LastBatch, PreprocessSettings, Real, Whol
 from ..pipeline.stages.category_ids import CategoryIds
 from . import evaluate as _evaluate
 from . import run as _run
-from .build_model import ModelSource, UserModel, name_of
+from .build_model import LossSource, ModelSource, UserModel, name_of
 from .config import (
     CheckpointSettings,
     DenseOptimizer,
@@ -149,7 +149,7 @@ class FitSettings(RowSettings, total=False):
     pooling: Pooling
     model_args: str | Mapping[str, Any] | None
     freeze: Sequence[str]
-    loss: str | None
+    loss: str | LossSource | None
     loss_weights: str | Mapping[str, Real] | None
     epochs: Whole
     last_batch: LastBatch
@@ -225,8 +225,9 @@ def fit(
             in a log. Or a function, called as ``progress("train" or "evaluate", done, total, note)``, in
             samples.
         settings: fields of `TrainConfig` and of its recipe that differ from ``config``, such as
-            ``placement="cache"`` and ``lr_schedule="cosine"``; ``model_args`` may be a dictionary, and sizes
-            text such as "64MiB". On several ranks also ``exchange`` and ``exchange_feedback``.
+            ``placement="cache"`` and ``lr_schedule="cosine"``; ``model_args`` and ``loss_weights`` may be
+            dictionaries, ``loss`` a function, and sizes text such as "64MiB". On several ranks also
+            ``exchange`` and ``exchange_feedback``.
 
     Raises:
         HotsetError: what is wrong with the data, the settings or the model, in one line.
@@ -237,6 +238,9 @@ def fit(
     # Options of ranks are no fields of `TrainConfig`, so they are taken out of the settings first.
     of_ranks = {field.name for field in fields(ExchangeOptions)}
     given: dict[str, Any] = dict(settings)
+    loss = given.get("loss")
+    if callable(loss):
+        given["loss"] = name_of(loss)
     exchange = ExchangeOptions(**{name: given.pop(name) for name in of_ranks & set(given)})
     config = plain_value("config", (TrainConfig, type(None)), config)
     chosen = _with_settings(config or TrainConfig(), given)
@@ -263,6 +267,7 @@ def fit(
             tensorboard=_path(tensorboard),
             checkpoints=_checkpoints(checkpoint_every, keep_checkpoints),
             model_source=source,
+            loss_source=loss if callable(loss) else None,
             exchange=exchange,
             progress=shown,
         )

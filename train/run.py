@@ -24,7 +24,7 @@ from ..pipeline.folders.totals import ShardsTotals
 from ..pipeline.runtime.progress import Progress, no_progress
 from .build import build_trainer
 from .build_embeddings import RunStart, idle_settings, resolve, set_threads, warn_of_idle, with_options
-from .build_model import ModelSource, predicts
+from .build_model import LossSource, ModelSource, predicts
 from .checkpoints.files import newest_whole, restore_dense
 from .checkpoints.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoints, restore, table_sizes
 from .checkpoints.source_run import SourceRun, open_source, optimizer_states
@@ -94,6 +94,8 @@ class RunOptions:
     """Folder of the spill file of rows beyond ``slow_bytes``; None: that of the run."""
     model_source: ModelSource | None = None
     """Makes the module of a user; None imports the class that ``config.model`` names."""
+    loss_source: LossSource | None = None
+    """The loss of a user; None imports the function that ``config.loss`` names."""
     exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
     """Of a run on several ranks, where torchrun or a similar launcher started the process."""
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
@@ -264,7 +266,11 @@ def prepare_run(
     if ranks.rank == 0:
         warn_of_idle(chain(idle_settings(opened, config, asked), _idle_options(config, options)))
     description = describe(
-        opened, config, threads, is_replay=replay is not None, predicts=predicts(config.loss)
+        opened,
+        config,
+        threads,
+        is_replay=replay is not None,
+        predicts=predicts(config.loss, options.loss_source),
     )
     num_steps = config.epochs * opened.num_training_batches
     exchange, leaves_codecs_open = _choose_codecs(options.exchange, num_steps, ranks, recorded)
@@ -424,6 +430,7 @@ def build_run(
         start.order,
         spill_folder=options.slow_dir or out,
         model_source=options.model_source,
+        loss_source=options.loss_source,
         start=rows,
         tracks_changes=settings.checkpoint_every != OFF,
         ranks=ranks,

@@ -33,7 +33,7 @@ def test_settings_are_those_of_the_configs() -> None:
     wanted = settings_of(TrainConfig, RecipeOptions, ExchangeOptions)
     # A model may also be a module, so it is an argument of its own.
     del wanted["model"]
-    for name in ("model_args", "loss_weights"):
+    for name in ("model_args", "loss", "loss_weights"):
         wanted[name] = get_type_hints(FitSettings)[name]
     assert get_type_hints(FitSettings) == wanted
     rows = get_type_hints(RowSettings)

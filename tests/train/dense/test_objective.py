@@ -239,6 +239,32 @@ def test_placements_end_with_equal_bits(model: str, shards: Shards) -> None:
             assert_equal_bits(other, all_fast)
 
 
+def test_histories_and_means_have_weights_and_labels(tmp_path: Path) -> None:
+    spec = replace(LABELED, num_rows=(300, 400), multi_hot=(0, 1), equal_lengths=True)
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    tbsm = {"model": "tbsm", "model_args": '{"history_length": 5}'}
+    fields: dict[str, Any]
+    for fields in (tbsm, {"pooling": "mean"}, {"batch_norm": True, "dropout": 0.2}):
+        all_fast = trained(shards, placement="all-fast", **fields, **FIELDS)
+        assert all_fast.model.num_logits == 2
+        assert_equal_bits(trained(shards, placement="lookahead", **fields, **FIELDS), all_fast)
+        with pytest.raises(AssertionError):
+            other = trained(shards, placement="all-fast", loss_weights="buy=0.5", **fields, **FIELDS)
+            assert_equal_bits(other, all_fast)
+
+
+def test_several_logits_in_bf16_are_near_those_in_fp32(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.train.build_embeddings.cpu_features", lambda: frozenset({"amx_bf16"}))
+    logits = [
+        np.concatenate([found.copy() for _, found in each.predictor.logits()])
+        for each in (trained(shards, placement="all-fast", dense_dtype=dtype) for dtype in ("fp32", "bf16"))
+    ]
+    assert logits[0].shape == logits[1].shape == (LABELED.num_evaluation, 2)
+    assert 0 < np.abs(logits[0] - logits[1]).max() < 0.1
+
+
 def test_threads_end_with_equal_bits(tmp_path: Path) -> None:
     spec = replace(LABELED, batch_size=1300, num_hot_only=1300, num_mixed=3000, order="original")
     shards = Shards.open(write_shards(tmp_path / "shards", spec))

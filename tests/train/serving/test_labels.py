@@ -56,6 +56,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_loss_may_be_a_function_of_the_program(folder: Path, tmp_path: Path) -> None:
+    def loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return weights * (logits - labels) ** 2
+
+    loss.predicts = "value"  # type: ignore[attr-defined]
+    run = hotset.fit(folder / "values", tmp_path / "run", loss=loss, epochs=3, progress=False)
+    weights = [path / "weights.safetensors" for path in (run.folder, folder / "values run")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    # What is predicted is recorded, so the function is not needed any more.
+    frame = pl.read_parquet(folder / "log.parquet")
+    assert hotset.predict(run.folder, frame, progress=False).columns == ["prediction"]
+    assert hotset.evaluate(run.folder, folder / "values", progress=False).auc is None
+
+
 def test_predictions_have_a_column_of_each_label(folder: Path, tmp_path: Path) -> None:
     frame = pl.read_parquet(folder / "log.parquet")
     found = hotset.predict(folder / "both run", folder / "log.parquet", progress=False)
