@@ -343,9 +343,11 @@ class ParquetParts(RawParts):
         the only ones that are looked at, the number and whether they are of lists and of texts."""
         num_plain = 0
         others = []
+        names = dict.fromkeys(self._names)
         for number in range(len(footer.schema)):
             chunk = footer.schema.column(number)
-            column = next((each for each in self._names if _is_of(chunk.path, each)), None)
+            path = chunk.path
+            column = path if path in names else next((each for each in names if _is_of(path, each)), None)
             is_listed, has_texts = column in self._lists, chunk.physical_type in _TEXTS
             if is_listed or (has_texts and column is not None):
                 others.append((number, is_listed, has_texts))

@@ -246,6 +246,7 @@ def misfit(schema: Schema, fields: Any, *, has_label: bool) -> str | None:
     return next((fault for fault in faults if fault), None)
 
 
+@lru_cache(maxsize=4096)
 def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
     found = f"column {column.column!r} is {kind}"
     wanted = column.wanted
