@@ -209,7 +209,7 @@ class _Drawing:
         return Column("integer", [words[value] for value in values], values)
 
     def _times(self, separator: str) -> Column:
-        format = self.luck.choice(_TIMES + (_TIMES_WITH_COMMA if separator in ",;\t\x01" else ()))
+        format = self.luck.choice(_TIMES + (_TIMES_WITH_COMMA if separator in ";\t\x01" else ()))
         return Column("time", [moment.strftime(format) for moment in self._moments], self._moments)
 
     def _unix(self) -> Column:
