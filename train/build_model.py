@@ -265,9 +265,13 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
 def _made_up_batch(inputs: ModelInputs) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return dense values and embeddings; no random number of the run is drawn."""
     generator = torch.Generator().manual_seed(0)
-    dense_BK = torch.rand(_TRIED_SAMPLES, inputs.num_dense, generator=generator)
+    dense_BK = torch.rand(
+        _TRIED_SAMPLES, inputs.num_dense, generator=generator, dtype=torch.float32, device="cpu"
+    )
     embeddings = [
-        torch.rand(_TRIED_SAMPLES, len(tables), dim, generator=generator).sub_(0.5)
+        torch.rand(
+            _TRIED_SAMPLES, len(tables), dim, generator=generator, dtype=torch.float32, device="cpu"
+        ).sub_(0.5)
         for dim, tables in tables_by_dim(inputs.table_dims).items()
     ]
     return dense_BK, embeddings
@@ -442,8 +446,8 @@ def open_loss(name: str, num_logits: int, source: LossSource | None = None) -> O
     loss = OwnLoss(name, found)
     shape = (_TRIED_SAMPLES, num_logits) if num_logits > 1 else (_TRIED_SAMPLES,)
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(shape, generator=generator, dtype=torch.float32).requires_grad_()
-    labels = torch.randint(2, shape, generator=generator).float()
+    logits = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").requires_grad_()
+    labels = torch.randint(2, shape, generator=generator, dtype=torch.int64, device="cpu").float()
     losses = loss(logits, labels, torch.ones_like(labels))
     if not torch.isfinite(losses).all():
         raise ConfigError(

@@ -118,7 +118,7 @@ class CudaDevice:
     def allocate_pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         # Memory is pinned for the current device of a thread, and threads begin with the first one.
         with torch.cuda.device(self.torch_device):
-            return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+            return torch.empty(tuple(shape), dtype=dtype, pin_memory=True, device="cpu")
 
     def pin(self, tensor: torch.Tensor) -> bool:
         if tensor.numel() == 0:
@@ -129,7 +129,7 @@ class CudaDevice:
         if int(cudart.cudaHostRegister(tensor.data_ptr(), num_bytes, _MAPPED)) != 0:
             # CUDA reports the error once more at the next kernel launch, so launch one here.
             with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device=self.torch_device)
+                torch.zeros(1, device=self.torch_device, dtype=torch.float32)
             return False
         self._pinned.append(tensor)
         return True

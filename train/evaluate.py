@@ -95,7 +95,7 @@ class Predictor:
             left = iter(batches.numbers)
             for step in self._embeddings.evaluation_steps(batches.numbers, batches.batch):
                 embeddings = self._embeddings.look_up(step)
-                logit_B = torch.empty(0, *self._shape)
+                logit_B = torch.empty(0, *self._shape, dtype=torch.float32, device="cpu")
                 if step.batch.num_samples:
                     logit_B = self._dense.predict(step.batch, embeddings).cpu()
                     if self._answers.shift:
@@ -103,7 +103,9 @@ class Predictor:
                 if self._ranks.num_ranks == 1:
                     yield step.batch, logit_B.numpy()
                     continue
-                padded_B = torch.zeros(self._shards.batch_size, *self._shape)
+                padded_B = torch.zeros(
+                    self._shards.batch_size, *self._shape, dtype=torch.float32, device="cpu"
+                )
                 padded_B[: logit_B.shape[0]] = logit_B
                 for found_B, number in zip(self._ranks.gather(padded_B), left, strict=False):
                     batch = batches.batch(number)

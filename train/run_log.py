@@ -246,7 +246,9 @@ class RunLog:
         number = self.interrupts.number or 0
         ranks = self._trainer.ranks
         if ranks.num_ranks > 1:
-            number = max(int(each) for each in ranks.gather(torch.tensor([number])))
+            number = max(
+                int(each) for each in ranks.gather(torch.tensor([number], dtype=torch.int64, device="cpu"))
+            )
         if number:
             num_steps = self._trainer.config.epochs * self._trainer.shards.num_training_batches
             kept = (
@@ -382,8 +384,10 @@ def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
         return None
     counts = coded.counts
     # Whole numbers and seconds cross apart, since a tensor has one type.
-    sent = ranks.gather(torch.tensor([*counts.sent_bytes.values(), counts.num_saturated]))
-    seconds = ranks.gather(torch.tensor([counts.seconds], dtype=torch.float64))
+    sent = ranks.gather(
+        torch.tensor([*counts.sent_bytes.values(), counts.num_saturated], dtype=torch.int64, device="cpu")
+    )
+    seconds = ranks.gather(torch.tensor([counts.seconds], dtype=torch.float64, device="cpu"))
     chosen = coded.chosen
     return ExchangeSummary(
         ranks=ranks.num_ranks,

@@ -21,7 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -94,14 +94,16 @@ def one_torch_thread() -> Iterator[None]:
 def torch_as_before() -> Iterator[None]:
     """Compute as hotset does inside the block, and leave torch's settings as they were.
 
-    Inside, new tensors are float32 and may have gradients. Afterwards the caller has its number of threads,
-    its default type and its device again. No random number of the caller is drawn in any case.
+    Inside, new tensors are float32 on the host and may have gradients. Afterwards the caller has its number
+    of threads, its default type and its device again. No random number of the caller is drawn in any case.
     """
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    # A mode on the host costs time at every call of torch, so there is none where nothing asks for it.
+    is_elsewhere = torch.get_default_device().type != "cpu"
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), torch.device("cpu") if is_elsewhere else nullcontext():
             yield
     finally:
         torch.set_num_threads(threads)

@@ -7,12 +7,8 @@ A finished run in use from Python: predictions of logs and frames, and an export
 
 from __future__ import annotations
 
-import gc
 import json
-import os
-import random
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -285,52 +281,6 @@ def test_what_is_not_there_is_refused(listed_data: Path, tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> ScoredRun:
     return run_on_lists(tmp_path_factory.mktemp("lists"))
-
-
-def test_calls_leave_the_process_as_they_found_it(scored: ScoredRun, tmp_path: Path) -> None:
-    def state() -> dict[str, Any]:
-        return {
-            "threads": torch.get_num_threads(),
-            "dtype": torch.get_default_dtype(),
-            "inference": torch.is_inference_mode_enabled(),
-            "random numbers": (torch.get_rng_state().tolist(), random.getstate()),
-            "environment": dict(os.environ),
-            "files": sorted(entry.resolve().as_posix() for entry in Path("/proc/self/fd").iterdir()),
-            "running": sorted(thread.name for thread in threading.enumerate()),
-        }
-
-    def own_loop() -> None:
-        embeddings = hotset.nn.Embeddings(scored.data, placement="lookahead", threads=1)
-        for batch in embeddings.read_ahead(hotset.ShardDataset(scored.data)):
-            torch.stack([each.sum() for each in embeddings(batch).values()]).sum().backward()  # type: ignore[no-untyped-call]
-            embeddings.step()
-
-    run = tmp_path / "run"
-    calls: dict[str, Callable[[], object]] = {
-        "fit": lambda: hotset.fit(scored.data, run, threads=1),
-        "evaluate": lambda: hotset.evaluate(run, scored.data),
-        "predict": lambda: hotset.predict(run, scored.log, threads=1),
-        "load_model": lambda: hotset.load_model(run),
-        "export": lambda: hotset.export(run, tmp_path / "exported", onnx=False),
-        "own loop": own_loop,
-    }
-    threads, gc_was_on = torch.get_num_threads(), gc.isenabled()
-    gc.disable()
-    hotset.predict(scored.run, scored.log)  # libraries set variables when they are imported
-    torch.set_num_threads(2)
-    torch.set_default_dtype(torch.float64)
-    try:
-        for name, call in calls.items():
-            with torch.inference_mode(name in ("evaluate", "predict")):
-                before = state()
-                call()
-                after = state()
-            assert (name, after) == (name, before)
-    finally:
-        torch.set_default_dtype(torch.float32)
-        torch.set_num_threads(threads)
-        if gc_was_on:
-            gc.enable()
 
 
 def test_logs_and_frames_get_the_same_predictions(scored: ScoredRun) -> None:

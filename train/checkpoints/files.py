@@ -374,7 +374,9 @@ def dense_state(
     state_of = {parameter: state for each in optimizers for parameter, state in each.state.items()}
     for name, parameter in model.named_parameters():
         for key, value in state_of.get(parameter, {}).items():
-            found[f"{_OPTIMIZER}{name}{_SEPARATOR}{key}"] = torch.as_tensor(value)
+            found[f"{_OPTIMIZER}{name}{_SEPARATOR}{key}"] = torch.as_tensor(
+                value, dtype=torch.float32, device="cpu"
+            )
     # Copies in the usual layout: training continues while they are written.
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in found.items()}
 

@@ -71,7 +71,7 @@ class SavedErrors:
     def _bring(self, name: str, own: torch.Tensor) -> None:
         ranks = self._ranks
         row_bytes = own.element_size() * (own.shape[1] if own.dim() > 1 else 1)
-        counts = ranks.gather(torch.tensor([own.shape[0]]))
+        counts = ranks.gather(torch.tensor([own.shape[0]], dtype=torch.int64, device="cpu"))
         data = own.contiguous().reshape(-1).view(torch.uint8)
         received = sent_to_first(ranks, data, [row_bytes * int(count) for count in counts])
         for rank, part in enumerate(received):
@@ -110,7 +110,12 @@ class RankCheckpoints(RunCheckpoints):
         if isinstance(errors, SavedErrors):
             errors.bring_together()
         # Rows that were ever changed, at all ranks together.
-        num_used = sum(int(each) for each in self._ranks.gather(torch.tensor([num_used_rows(trainer)])))
+        num_used = sum(
+            int(each)
+            for each in self._ranks.gather(
+                torch.tensor([num_used_rows(trainer)], dtype=torch.int64, device="cpu")
+            )
+        )
         # Rank 0 writes what all ranks send, and the others wait for it however long that takes.
         if self._ranks.rank == 0:
             with self._standing_still():
@@ -182,7 +187,9 @@ def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
             copy.copy_part()
         own = copied.popleft() if copied else None
         number = [dim for dim, _ in widths].index(own.weights_ND.shape[1]) if own else 0
-        found = ranks.gather(torch.tensor([own.ids_N.size if own else 0, number]))
+        found = ranks.gather(
+            torch.tensor([own.ids_N.size if own else 0, number], dtype=torch.int64, device="cpu")
+        )
         sizes = [(int(count), widths[int(width)]) for count, width in found]
         if not any(count for count, _ in sizes):
             return

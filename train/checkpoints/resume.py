@@ -113,8 +113,12 @@ def capture(
     states = {name: part.state() for name, part in trainer.resumables.items()}
     # Tensors go to a separate file, plain values to the record.
     tensors = dense_state(trainer.model, trainer.dense_optimizers)
-    tensors[BATCHES] = torch.tensor(trainer.batch_numbers, dtype=torch.int32)
-    tensors[_LOSSES] = torch.stack(trainer.losses).cpu() if trainer.losses else torch.zeros(0)
+    tensors[BATCHES] = torch.tensor(trainer.batch_numbers, dtype=torch.int32, device="cpu")
+    tensors[_LOSSES] = (
+        torch.stack(trainer.losses).cpu()
+        if trainer.losses
+        else torch.zeros(0, dtype=torch.float32, device="cpu")
+    )
     others: dict[str, dict[str, Any]] = {name: {} for name in states}
     for name, state_of in states.items():
         for key, value in state_of.items():

@@ -262,7 +262,7 @@ def _of_unfinished(
             initial = InitialValues.of(config.config.seed, [number], [table.num_rows])
             for first in range(0, table.num_rows, _PART_ROWS):
                 ids_N = np.arange(first, min(first + _PART_ROWS, table.num_rows))
-                weights = torch.empty(ids_N.size, table.embedding_dim)
+                weights = torch.empty(ids_N.size, table.embedding_dim, dtype=torch.float32, device="cpu")
                 initial.write(np.zeros(ids_N.size, np.int64), ids_N, weights, np.arange(ids_N.size))
                 yield _mapped(_new_part(number, ids_N.astype(np.int32), weights, chosen), maps)
 

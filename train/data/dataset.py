@@ -86,7 +86,7 @@ class MultiHotDraws:
             return ids, None
         drawn_BM = self._drawn[name][ids.numpy()]
         lists = np.concatenate([ids.numpy()[:, None], drawn_BM], axis=1)
-        offsets = torch.arange(0, lists.size + 1, lists.shape[1], dtype=torch.int64)
+        offsets = torch.arange(0, lists.size + 1, lists.shape[1], dtype=torch.int64, device="cpu")
         return torch.from_numpy(lists.reshape(-1)), offsets
 
 
@@ -167,7 +167,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._draws: MultiHotDraws | None = None
         self._epoch = 0
         self._first = 0
-        self._chosen = torch.zeros(3, dtype=torch.int64)
+        self._chosen = torch.zeros(3, dtype=torch.int64, device="cpu")
         """What `set_epoch` said last, in memory that workers share: number of its calls, epoch, batches to
         skip."""
         self._chosen.share_memory_()  # type: ignore[no-untyped-call]
@@ -203,7 +203,9 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         require_at_least("first_batch", first_batch, 0)
         # A worker's own state, as a loader restores it, is no choice for the others.
         if get_worker_info() is None:
-            self._chosen.copy_(torch.tensor([int(self._chosen[0]) + 1, epoch, first_batch]))
+            self._chosen.copy_(
+                torch.tensor([int(self._chosen[0]) + 1, epoch, first_batch], dtype=torch.int64, device="cpu")
+            )
         self._follow(epoch, first_batch)
 
     def _follow(self, epoch: int, first_batch: int) -> None:
@@ -341,7 +343,9 @@ def _keyed_jagged(features: _Features) -> Any:
             "keyed_jagged needs torchrec, which is not installed", hint="pip install torchrec"
         ) from error
     lengths = [
-        torch.ones(len(ids), dtype=torch.int32) if offsets is None else offsets.diff().to(torch.int32)
+        torch.ones(len(ids), dtype=torch.int32, device="cpu")
+        if offsets is None
+        else offsets.diff().to(torch.int32)
         for ids, offsets in features.values()
     ]
     values = torch.cat([ids for ids, _ in features.values()])

@@ -43,7 +43,10 @@ class DcnTile:
         hidden = (filled_up, *config.top_widths) if config.top_widths else ()
         self.top = Mlp("deep", hidden, weights) if hidden else None
         # Memory that the cross layers use in turn: gradients of products, and of narrow ones.
-        scratch = torch.zeros(most_samples, filled_up), torch.zeros(most_samples, narrow)
+        scratch = (
+            torch.zeros(most_samples, filled_up, dtype=torch.float32, device="cpu"),
+            torch.zeros(most_samples, narrow, dtype=torch.float32, device="cpu"),
+        )
         self._cross = [
             _CrossLayer(f"cross_layers.{number}", weights, *scratch) for number in range(config.cross_layers)
         ]
@@ -54,14 +57,22 @@ class DcnTile:
         )
         self._last = build_last_layer("last", num_last, weights)
         # Zeros: rows end with those that fill them up, and no pass writes there.
-        self._first = torch.zeros(most_samples, filled_up)
-        self._first_grads = torch.zeros(most_samples, filled_up)
-        self._joined = torch.zeros(0 if self._is_stacked else most_samples, num_last)
-        self._crossed_grads = torch.zeros(0 if self._is_stacked else most_samples, filled_up)
-        self._deep_grads = torch.empty(0 if self._is_stacked else most_samples, num_deep)
+        self._first = torch.zeros(most_samples, filled_up, dtype=torch.float32, device="cpu")
+        self._first_grads = torch.zeros(most_samples, filled_up, dtype=torch.float32, device="cpu")
+        self._joined = torch.zeros(
+            0 if self._is_stacked else most_samples, num_last, dtype=torch.float32, device="cpu"
+        )
+        self._crossed_grads = torch.zeros(
+            0 if self._is_stacked else most_samples, filled_up, dtype=torch.float32, device="cpu"
+        )
+        self._deep_grads = torch.empty(
+            0 if self._is_stacked else most_samples, num_deep, dtype=torch.float32, device="cpu"
+        )
         # Dense values come first among the numbers of a sample, then the embeddings of each table group.
         num_dense = shape.bottom[-1] if shape.bottom else shape.num_dense
-        self._bottom_grads = torch.empty(most_samples if self.bottom else 0, num_dense)
+        self._bottom_grads = torch.empty(
+            most_samples if self.bottom else 0, num_dense, dtype=torch.float32, device="cpu"
+        )
         self._dense_place = slice(0, num_dense)
         self._deep_place = slice(num_inputs, num_inputs + num_deep)
         self._places: list[slice] = []
@@ -236,7 +247,7 @@ class _Product:
         most_samples = weights.most_samples if self._is_rounded else 0
 
         def rounded(width: int) -> torch.Tensor:
-            return torch.empty(most_samples, width, dtype=torch.bfloat16)
+            return torch.empty(most_samples, width, dtype=torch.bfloat16, device="cpu")
 
         # The rounded inputs are kept for the gradient of the weight.
         self._inputs, self._input_grads = rounded(num_inputs), rounded(num_inputs)

@@ -196,7 +196,7 @@ class _TileStep(ABC):
         for emb_BFd, grad in zip(embeddings, grads, strict=True):
             emb_BFd.grad = grad
         loss = self._gradients.add_ranks(add_losses(losses, counts))
-        return torch.tensor(loss, dtype=torch.float64)
+        return torch.tensor(loss, dtype=torch.float64, device="cpu")
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         self._begin(None)
@@ -204,7 +204,7 @@ class _TileStep(ABC):
         bounds = tile_bounds(batch.num_samples)
         num_logits = self._model.num_logits
         shape = (batch.num_samples,) if num_logits == 1 else (batch.num_samples, num_logits)
-        logit_B = torch.empty(shape, dtype=torch.float32)
+        logit_B = torch.empty(shape, dtype=torch.float32, device="cpu")
 
         def predict_tile(number: int, worker: int) -> None:
             samples = slice(*bounds[number])
@@ -258,7 +258,9 @@ class TiledStep(_TileStep):
         super().__init__(model, micro_batches, threads, dtype, build_sums, objective=objective)
         # Products in bf16 read a rounded copy of the vector; the parameters themselves stay float32.
         is_rounded = dtype == "bf16"
-        self._rounded_vector = torch.zeros(self._parameters.size if is_rounded else 0, dtype=torch.bfloat16)
+        self._rounded_vector = torch.zeros(
+            self._parameters.size if is_rounded else 0, dtype=torch.bfloat16, device="cpu"
+        )
         self._weights = StepWeights(
             self._parameters.views(self._parameters.vector),
             self._parameters.views(self._rounded_vector) if is_rounded else None,
@@ -387,7 +389,7 @@ class GraphStep:
             # A parameter that the model does not use has no gradient in any micro-batch.
             known = [each for each in found if each is not None]
             parameter.grad = add_tree(known) if known else None
-        return add_tree(losses) if losses else torch.zeros((), device=device)
+        return add_tree(losses) if losses else torch.zeros((), device=device, dtype=torch.float32)
 
     def _pass(
         self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int, first_sample: int

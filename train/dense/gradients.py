@@ -90,16 +90,16 @@ class TileGradients:
     def __init__(self, num_columns: int, threads: WorkThreads, build_sums: BuildSums | None = None) -> None:
         self._threads = threads
         self._sums_of_ranks = build_sums(num_columns) if build_sums else None
-        self.tiles_LN = torch.zeros(0, num_columns)
+        self.tiles_LN = torch.zeros(0, num_columns, dtype=torch.float32, device="cpu")
         """The gradient of each tile."""
-        self.sums_N = torch.zeros(num_columns)
+        self.sums_N = torch.zeros(num_columns, dtype=torch.float32, device="cpu")
         """Their sum after `add`."""
 
     def make_room(self, num_tiles: int) -> bool:
         """Keep memory for so many tiles, zero at first; return whether it is new."""
         if self.tiles_LN.shape[0] >= num_tiles:
             return False
-        self.tiles_LN = torch.zeros(num_tiles, self.sums_N.numel())
+        self.tiles_LN = torch.zeros(num_tiles, self.sums_N.numel(), dtype=torch.float32, device="cpu")
         return True
 
     def add(self, counts: Sequence[int]) -> None:
@@ -301,7 +301,7 @@ class FlatParameters:
         self.size = stop
         """Floats of the vector; those that are no parameter's are zero and stay so."""
         # From here on the model's parameters are views of the vector: whoever steps one steps the other.
-        self.vector = torch.zeros(stop if is_moved else 0)
+        self.vector = torch.zeros(stop if is_moved else 0, dtype=torch.float32, device="cpu")
         views = self.views(self.vector) if is_moved else {}
         for name, parameter in self._parameters.items() if is_moved else ():
             view = self._places[name].in_model(views[name])

@@ -102,7 +102,7 @@ def keep_freed_memory() -> None:
     Without one of that size a step waits for thousands of page faults: 12 % of its CPU time at 2,048 samples
     and dim 16.
     """
-    torch.empty(31 << 20, dtype=torch.uint8)
+    torch.empty(31 << 20, dtype=torch.uint8, device="cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class Objective:
         ]
         label_BL = torch.stack(found, dim=1)
         is_there_BL = ~label_BL.isnan()
-        weight_BL = is_there_BL * torch.tensor(self.loss_weights, dtype=torch.float32)
+        weight_BL = is_there_BL * torch.tensor(self.loss_weights, dtype=torch.float32, device="cpu")
         if WEIGHT in batch.of_samples:
             weight_BL *= torch.from_numpy(batch.of_samples[WEIGHT]).unsqueeze(1)
         label_BL = label_BL.where(is_there_BL, 0.0)

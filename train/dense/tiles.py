@@ -51,7 +51,7 @@ class Front:
 
     def __init__(self, weights: StepWeights, width: int, dtype: torch.dtype = torch.float32) -> None:
         # Inputs are stored with the zeros that fill them up; no pass writes there.
-        self._whole = torch.zeros(weights.most_samples, width, dtype=dtype)
+        self._whole = torch.zeros(weights.most_samples, width, dtype=dtype, device="cpu")
         self.cut(weights.most_samples)
 
     def cut(self, num_samples: int) -> None:
@@ -83,7 +83,7 @@ class Mlp:
         self._biases_N = [weights.values.arrays[f"{layer}.bias"] for layer in self._names]
         self._outputs = [Front(weights, width, dtype) for width in widths[1:]]
         self._input_grads = [Front(weights, width, dtype) for width in widths[:-1]]
-        self._inputs_TK = torch.empty(0)
+        self._inputs_TK = torch.empty(0, dtype=torch.float32, device="cpu")
         self._num_samples = weights.most_samples
         # What goes into an MLP in bfloat16 and comes out of it, both ways.
         self._is_rounded = weights.rounded is not None
@@ -161,10 +161,10 @@ class LastLayer:
         self._weight_N = weights.values[self._weight][:num_inputs, 0]
         self._weights = self._weight_N.numpy()
         self._bias_1 = weights.values[self._bias]
-        self._logits = torch.empty(weights.most_samples)
-        self._logit_grads = torch.empty(weights.most_samples).numpy()
+        self._logits = torch.empty(weights.most_samples, dtype=torch.float32, device="cpu")
+        self._logit_grads = torch.empty(weights.most_samples, dtype=torch.float32, device="cpu").numpy()
         self._input_grads = Front(weights, num_inputs)
-        self._inputs_TN = torch.empty(0)
+        self._inputs_TN = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def forward(self, inputs_TN: torch.Tensor) -> torch.Tensor:
         """Return (T,) logits; the next tile reuses their memory."""
@@ -210,7 +210,9 @@ class LastLayers(LastLayer):
     def __init__(self, name: str, num_inputs: int, weights: StepWeights) -> None:
         super().__init__(name, num_inputs, weights)
         self._weight_NL = weights.values[self._weight][:num_inputs]
-        self._logits = torch.empty(weights.most_samples, self._weight_NL.shape[1])
+        self._logits = torch.empty(
+            weights.most_samples, self._weight_NL.shape[1], dtype=torch.float32, device="cpu"
+        )
         self._grads = torch.empty_like(self._logits)
 
     def forward(self, inputs_TN: torch.Tensor) -> torch.Tensor:
@@ -262,10 +264,12 @@ class DenseTile:
         self.top = Mlp("top", widths, weights) if shape.top_widths else None
         self._last = build_last_layer(f"top.{2 * len(shape.top_widths)}", widths[-1], weights)
         most_samples = weights.most_samples
-        self._embeddings = torch.empty(most_samples if self._widths else 0, shape.num_tables, dim)
+        self._embeddings = torch.empty(
+            most_samples if self._widths else 0, shape.num_tables, dim, dtype=torch.float32, device="cpu"
+        )
         self._inputs = Front(weights, filled_up)
         self._bottom_grads = Front(weights, dim)
-        self._nothing_TD = torch.empty(0, dim)
+        self._nothing_TD = torch.empty(0, dim, dtype=torch.float32, device="cpu")
         # One sample's vectors, their gradients, and the dots of its pairs.
         self._vectors_RW = vector_workspace(shape.num_vectors, dim)
         self._vector_grads_RW = vector_workspace(shape.num_vectors, dim)

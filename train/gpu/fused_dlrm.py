@@ -103,9 +103,9 @@ class FusedDlrm:
         ]
         # All parameters are one vector, layer after layer, so that one kernel takes the whole step.
         num_weights = sum((inputs + 1) * outputs for inputs, outputs in shapes)
-        self._weights_N = torch.zeros(num_weights, device=on)
-        self._grad_N = torch.zeros(num_weights, device=on)
-        self._states_KN = torch.zeros(rule.num_states, num_weights, device=on)
+        self._weights_N = torch.zeros(num_weights, device=on, dtype=torch.float32)
+        self._grad_N = torch.zeros(num_weights, device=on, dtype=torch.float32)
+        self._states_KN = torch.zeros(rule.num_states, num_weights, device=on, dtype=torch.float32)
         self._rounded_N = torch.zeros(num_weights, dtype=compute, device=on) if dtype == "bf16" else None
         self._keeps_sums = keeps_float32_sums(on, compute)
 
@@ -119,7 +119,10 @@ class FusedDlrm:
         self._adopt_parameters(layers)
         # What goes into each MLP, and the gradients that come out of them.
         self._dense_BK = torch.zeros(
-            most_samples, self._bottom[0].num_inputs if self._bottom else 0, device=on
+            most_samples,
+            self._bottom[0].num_inputs if self._bottom else 0,
+            device=on,
+            dtype=torch.float32,
         ).to(compute)
         first_of_top = (self._top or [self._last])[0]
         self._inputs_BP = torch.zeros(most_samples, first_of_top.num_inputs, dtype=compute, device=on)
@@ -127,7 +130,9 @@ class FusedDlrm:
         # Each block of samples leaves its loss and the gradients of the last layer.
         num_blocks = -(-most_samples // LOSS_BLOCK)
         self._losses_K = torch.zeros(num_blocks, dtype=torch.float64, device=on)
-        self._last_partials_KM = torch.zeros(num_blocks, self._last.num_inputs + 1, device=on)
+        self._last_partials_KM = torch.zeros(
+            num_blocks, self._last.num_inputs + 1, device=on, dtype=torch.float32
+        )
         self.loss_1 = torch.zeros(1, dtype=torch.float64, device=on)
         """Loss of the last step in nats, summed over its samples."""
 
@@ -276,7 +281,7 @@ class FusedDlrm:
         if self._rounded_N is not None:
             self._rounded_N.copy_(self._weights_N)
         is_counted = bool(_STATES[self.rule.name])
-        counts_P = torch.zeros(len(self._parameters) if is_counted else 0)
+        counts_P = torch.zeros(len(self._parameters) if is_counted else 0, dtype=torch.float32, device="cpu")
         # The optimizer that holds the state of each parameter.
         owner = {
             parameter: optimizer
@@ -342,7 +347,9 @@ class _Layer:
             grads_N[bias_place],
             outputs_BN,
             torch.zeros_like(outputs_BN),
-            torch.zeros(-(-batch_size // BIAS_BLOCK), num_outputs, device=weights_N.device),
+            torch.zeros(
+                -(-batch_size // BIAS_BLOCK), num_outputs, device=weights_N.device, dtype=torch.float32
+            ),
         )
 
 
@@ -423,7 +430,7 @@ class FusedHostDense:
         self._kernels = kernels
         self._plain = plain
         self._batch_size = batch_size
-        self._rates_2 = torch.empty(2, device=fused.device)
+        self._rates_2 = torch.empty(2, device=fused.device, dtype=torch.float32)
         self._rates = self._rates_2.unbind()
         self.dtype: DenseDtype = plain.dtype
         self.objective: Objective | None = None
@@ -445,7 +452,7 @@ class FusedHostDense:
             torch.full((1,), num_samples, dtype=torch.int32, device=on),
             emb_BFD.detach().reshape(num_lookups, dim),
             slots_BF,
-            torch.empty(self._batch_size, num_tables, dim, device=on),
+            torch.empty(self._batch_size, num_tables, dim, device=on, dtype=torch.float32),
         )
         self._fused.queue_passes(self._run, inputs)
         emb_BFD.grad = inputs.grad_BFD[:num_samples]

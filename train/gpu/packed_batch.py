@@ -168,7 +168,7 @@ class BatchRoom:
     def new_partials(self, embedding_dim: int, device: torch.device) -> torch.Tensor:
         """Allocate (L, K, D) float32: sums of long-list rows in K blocks."""
         num_blocks = -(-self.num_samples // BLOCK_SAMPLES)
-        return torch.empty(self.num_long, num_blocks, embedding_dim, device=device)
+        return torch.empty(self.num_long, num_blocks, embedding_dim, device=device, dtype=torch.float32)
 
 
 class RowTensors(NamedTuple):

@@ -74,7 +74,7 @@ class LateDevice:
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         poison = _POISON if dtype.is_floating_point else torch.iinfo(dtype).max
-        return torch.full(tuple(shape), poison, dtype=dtype)
+        return torch.full(tuple(shape), poison, dtype=dtype, device="cpu")
 
     def allocate_pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return self.allocate(shape, dtype)

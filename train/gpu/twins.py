@@ -58,13 +58,13 @@ def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -
     num_rows = int(lists.row_offsets_F1[-1])
     num_tables = layout.base_F.numel()
     row_offsets = lists.row_offsets_F1.long()
-    tables_U = _tables_of(torch.arange(num_rows, device=row_offsets.device), row_offsets)
+    tables_U = _tables_of(torch.arange(num_rows, device=row_offsets.device, dtype=torch.int64), row_offsets)
     # Numbers within a table become numbers over all tables.
     starts_U = lists.starts_U[:num_rows].long() + lists.order_offsets_F1.long()[tables_U]
     decoded.starts_U1[:num_rows] = starts_U.int()
     decoded.starts_U1[num_rows] = lists.order_offsets_F1[-1]
     # Positions within a table become positions among all rows.
-    long_rows = torch.arange(int(lists.long_offsets_F1[-1]), device=row_offsets.device)
+    long_rows = torch.arange(int(lists.long_offsets_F1[-1]), device=row_offsets.device, dtype=torch.int64)
     tables_L = _tables_of(long_rows, lists.long_offsets_F1.long())
     decoded.long_rows_L[: long_rows.numel()] = (
         lists.long_rows_L[: long_rows.numel()] + lists.row_offsets_F1[:-1][tables_L]
@@ -74,7 +74,7 @@ def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -
     slots_U = layout.base_F[tables_U] + lists.rows_U[:num_rows] - layout.first_F[tables_U]
     num_staged = lists.staged_offsets_F1.diff().long()
     first_staged = row_offsets[1:] - num_staged
-    number_U = torch.arange(num_rows, device=row_offsets.device)
+    number_U = torch.arange(num_rows, device=row_offsets.device, dtype=torch.int64)
     is_staged = number_U >= first_staged[tables_U]
     positions = lists.staged_offsets_F1.long()[tables_U] + number_U - first_staged[tables_U]
     slots_U[is_staged] = lists.staged_C[positions[is_staged]]
@@ -137,7 +137,7 @@ def sum_gradients(
     num_rows = int(lists.row_offsets_F1[-1])
     num_tables = grad_BFD.shape[1]
     lookups_U = decoded.starts_U1[: num_rows + 1].diff().long()
-    rows_N = torch.arange(num_rows, device=lookups_U.device).repeat_interleave(lookups_U)
+    rows_N = torch.arange(num_rows, device=lookups_U.device, dtype=torch.int64).repeat_interleave(lookups_U)
     positions_N = _positions(lists, num_samples, num_tables)
     blocks_N = positions_N // (BLOCK_SAMPLES * num_tables)
     sums_ND = segment_sums(rows_N, positions_N, [blocks_N], grad_BFD.flatten(0, 1))
@@ -167,7 +167,9 @@ def sum_and_step(
     Error:
         The bits of `kernels.sum_gradients` and `optimizers.step_with_numba`.
     """
-    sums_UD = torch.empty(decoded.slots_U.numel(), grad_BFD.shape[2], device=grad_BFD.device)
+    sums_UD = torch.empty(
+        decoded.slots_U.numel(), grad_BFD.shape[2], device=grad_BFD.device, dtype=torch.float32
+    )
     sum_gradients(lists, decoded, grad_BFD, partials_LKD, sums_UD)
     _step_rows(lists.row_offsets_F1[-1:], decoded.slots_U, sums_UD, optimizer, numbers, rows)
 
@@ -241,7 +243,9 @@ def _lists_of(moves: RowMoves) -> tuple[torch.Tensor, torch.Tensor]:
 def _positions(lists: BatchLists, num_samples: int, num_tables: int) -> torch.Tensor:
     """(N,) int64, ``sample * F + table`` of each lookup in ``order``."""
     order_N = lists.order_N[: num_samples * num_tables].long()
-    tables_N = torch.arange(num_tables, device=order_N.device).repeat_interleave(num_samples)
+    tables_N = torch.arange(num_tables, device=order_N.device, dtype=torch.int64).repeat_interleave(
+        num_samples
+    )
     return order_N * num_tables + tables_N
 
 
@@ -251,7 +255,7 @@ def _tables_of(numbers: torch.Tensor, offsets_F1: torch.Tensor) -> torch.Tensor:
 
 
 def is_sample(num_samples: int, num_samples_1: torch.Tensor) -> torch.Tensor:
-    return torch.arange(num_samples, device=num_samples_1.device) < num_samples_1
+    return torch.arange(num_samples, device=num_samples_1.device, dtype=torch.int64) < num_samples_1
 
 
 Kernel = Callable[..., None]

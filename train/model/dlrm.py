@@ -62,11 +62,11 @@ def pair_positions(num_vectors: int) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         (P,) int64, the lower triangle row by row, and (V * V,) int64 in [0, P], P on the diagonal.
     """
-    rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
+    rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1, dtype=torch.int64, device="cpu")
     num_pairs = rows.numel()
-    mirror_VV = torch.full((num_vectors, num_vectors), num_pairs)
-    mirror_VV[rows, columns] = torch.arange(num_pairs)
-    mirror_VV[columns, rows] = torch.arange(num_pairs)
+    mirror_VV = torch.full((num_vectors, num_vectors), num_pairs, dtype=torch.int64, device="cpu")
+    mirror_VV[rows, columns] = torch.arange(num_pairs, dtype=torch.int64, device="cpu")
+    mirror_VV[columns, rows] = torch.arange(num_pairs, dtype=torch.int64, device="cpu")
     return rows * num_vectors + columns, mirror_VV.flatten()
 
 
@@ -130,7 +130,9 @@ class Projections(nn.Module):
         # A projection for each width but the common one, drawn so that variances stay as they are.
         for dim, tables in self._widths.items():
             if dim != shape.embedding_dim:
-                weight_FdD = torch.empty(len(tables), dim, shape.embedding_dim)
+                weight_FdD = torch.empty(
+                    len(tables), dim, shape.embedding_dim, dtype=torch.float32, device="cpu"
+                )
                 weight_FdD.normal_(0.0, math.sqrt(2 / (dim + shape.embedding_dim)), generator=generator)
                 self.maps[str(dim)] = nn.Parameter(weight_FdD)
 

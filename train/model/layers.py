@@ -125,7 +125,7 @@ class HashDropout(nn.Module):
         if not self.training:
             return inputs_TU
         assert _place.stream is not None, "a step says which samples it passes: `drawing`"
-        mask_TU = torch.empty(inputs_TU.shape)
+        mask_TU = torch.empty(inputs_TU.shape, dtype=torch.float32, device="cpu")
         stream = np.uint64(mix64_pair(_place.stream, self._layer))
         draw_mask(stream, _place.first_sample, self._num_dropped, self._kept, mask_TU.numpy())
         return inputs_TU * mask_TU.to(inputs_TU.device, inputs_TU.dtype)

@@ -99,19 +99,21 @@ class Tbsm(DenseModel):
         self.top = build_mlp(shape.top, generator, relu_last=True)
         width = shape.vector_width
         length = config.history_length
-        form_VV = torch.empty(width, width).normal_(0.0, math.sqrt(1 / width), generator=generator)
+        form_VV = torch.empty(width, width, dtype=torch.float32, device="cpu").normal_(
+            0.0, math.sqrt(1 / width), generator=generator
+        )
         self.form_VV = nn.Parameter(form_VV)
         self.attention = build_mlp((length, *config.attention_widths, length), generator, relu_last=False)
         self.last = build_mlp((2 * width, *config.last_widths, shape.num_logits), generator, relu_last=False)
         self.maps = nn.ParameterDict()
         for table, dim in enumerate(shape.table_dims):
             if dim != shape.embedding_dim:
-                map_dD = torch.empty(dim, shape.embedding_dim)
+                map_dD = torch.empty(dim, shape.embedding_dim, dtype=torch.float32, device="cpu")
                 map_dD.normal_(0.0, math.sqrt(2 / (dim + shape.embedding_dim)), generator=generator)
                 self.maps[str(table)] = nn.Parameter(map_dD)
         # What follows from the sizes is in no checkpoint.
         pairs_P, mirror_VV = pair_positions(len(shape.table_dims) + 1)
-        elements_L = torch.arange(shape.num_elements)
+        elements_L = torch.arange(shape.num_elements, dtype=torch.int64, device="cpu")
         self.pairs_P: torch.Tensor
         self.mirror_VV: torch.Tensor
         self.elements_L: torch.Tensor

@@ -115,7 +115,7 @@ def _gather_part(own_ND: torch.Tensor, owners_N: NDArray[np.uint8], ranks: Ranks
     if ranks.rank:
         return own_ND[:0]
     # Rows of a rank arrive in ascending order, so its places in the whole are those that it owns.
-    whole_ND = torch.empty(owners_N.size, own_ND.shape[1])
+    whole_ND = torch.empty(owners_N.size, own_ND.shape[1], dtype=torch.float32, device="cpu")
     for other, part in enumerate(received):
         rows_ND = part.view(torch.float32).view(-1, own_ND.shape[1]) if other else own_ND
         whole_ND[torch.from_numpy(np.flatnonzero(owners_N == other))] = rows_ND
@@ -196,7 +196,9 @@ class RankedEmbeddings(Embeddings):
         # What is here already is put in its place while the others' vectors arrive.
         own = []
         for group, vectors_SD, each in zip(self._ranked, served, exchanges, strict=True):
-            vectors_OD = torch.empty(each.own_lookups.num_rows, group.embedding_dim)
+            vectors_OD = torch.empty(
+                each.own_lookups.num_rows, group.embedding_dim, dtype=torch.float32, device="cpu"
+            )
             copy_rows(vectors_SD, each.kept[1], vectors_OD.numpy(), each.kept[0])
             # Rows of other ranks are named by their ids in the whole tables.
             replace(group.initial, held=None).write(*each.made_rows, vectors_OD, each.made)
@@ -258,10 +260,10 @@ class RankedEmbeddings(Embeddings):
         # One vector for each lookup, pooled where features have bags.
         ids = exchange.own_ids
         dim = vectors_OD.shape[1]
-        vectors_ND = torch.empty(ids.ids_N.size, dim)
+        vectors_ND = torch.empty(ids.ids_N.size, dim, dtype=torch.float32, device="cpu")
         self._rows.look_up(vectors_OD, exchange.own_lookups, np.arange(vectors_OD.shape[0]), vectors_ND)
         if ids.bags_N is not None:
-            pooled_PD = torch.empty(ids.num_bags, dim)
+            pooled_PD = torch.empty(ids.num_bags, dim, dtype=torch.float32, device="cpu")
             self._rows.pool(vectors_ND, ids, pooled_PD)
             vectors_ND = pooled_PD
         return vectors_ND.view(ids.num_samples, ids.num_features, dim).requires_grad_(torch.is_grad_enabled())
@@ -306,7 +308,7 @@ class RankedEmbeddings(Embeddings):
         # There is nothing to send of a table without rows, or of rows without a state.
         num_rows, dim = self._tables[table].num_rows, rows_ND.shape[1]
         if num_rows * dim == 0:
-            yield torch.empty(num_rows, dim)
+            yield torch.empty(num_rows, dim, dtype=torch.float32, device="cpu")
             return
         held = group.held
         ids = held.ids.of_table(position)

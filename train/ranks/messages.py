@@ -499,11 +499,13 @@ class DenseSums:
         num_ranks = ranks.num_ranks
         # Equal slices of whole blocks, the last filled up with zeros that nobody reads.
         self._slice = -(-num_numbers // (num_ranks * _BLOCK)) * _BLOCK
-        self._own_WN = torch.zeros(num_ranks, self._slice)
-        self._slices_WN = torch.zeros(num_ranks, self._slice)
+        self._own_WN = torch.zeros(num_ranks, self._slice, dtype=torch.float32, device="cpu")
+        self._slices_WN = torch.zeros(num_ranks, self._slice, dtype=torch.float32, device="cpu")
         """The slice of this rank, from every rank."""
-        self._workspace_LC = torch.empty(max((num_ranks + 1) // 2, 1), SUM_COLUMNS).numpy()
-        self._sums_N = torch.empty(self._slice)
+        self._workspace_LC = torch.empty(
+            max((num_ranks + 1) // 2, 1), SUM_COLUMNS, dtype=torch.float32, device="cpu"
+        ).numpy()
+        self._sums_N = torch.empty(self._slice, dtype=torch.float32, device="cpu")
 
     def add(self, gradient_N: torch.Tensor, loss: float) -> float:
         """Replace a gradient by its sum over all ranks; return the losses' sum.
@@ -524,7 +526,7 @@ class DenseSums:
         slices_WN = self._slices_WN.numpy()
         add_tiles(slices_WN, 0, self._slice, self._workspace_LC, self._sums_N.numpy())
         # The losses travel along, each as the bits of a float64.
-        own_loss = torch.tensor([loss], dtype=torch.float64).view(torch.uint8)
+        own_loss = torch.tensor([loss], dtype=torch.float64, device="cpu").view(torch.uint8)
         codec, stream = self._coded.dense("sums")
         with self._coded.clocked("dense"):
             sums = torch.from_numpy(self._encoded(self._sums_N.numpy(), 0, codec, stream))

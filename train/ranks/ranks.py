@@ -70,7 +70,7 @@ class Message:
     @classmethod
     def unset(cls, sizes: Sequence[int]) -> Message:
         """Allocate a message to be received."""
-        return cls(torch.empty(sum(sizes), dtype=torch.uint8), tuple(sizes))
+        return cls(torch.empty(sum(sizes), dtype=torch.uint8, device="cpu"), tuple(sizes))
 
 
 class Ranks(Protocol):
@@ -131,7 +131,7 @@ def raise_on_any_rank(ranks: Ranks) -> Iterator[None]:
     outcome = _HAS_ERROR if error is not None else _SUCCEEDED
     if isinstance(error, SaidElsewhereError):
         outcome = _LEFT_TO_OTHERS
-    outcomes = [int(each) for each in ranks.gather(torch.tensor([outcome]))]
+    outcomes = [int(each) for each in ranks.gather(torch.tensor([outcome], dtype=torch.int64, device="cpu"))]
     if max(outcomes) == _SUCCEEDED:
         return
     first = outcomes.index(_HAS_ERROR if _HAS_ERROR in outcomes else _LEFT_TO_OTHERS)
@@ -144,7 +144,7 @@ def sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) ->
     """Return at rank 0 the bytes of each other rank; nothing elsewhere."""
     # All messages go to rank 0, whose own part needs none.
     if ranks.rank == 0:
-        data = torch.empty(0, dtype=torch.uint8)
+        data = torch.empty(0, dtype=torch.uint8, device="cpu")
     out = (data.numel(), *[0] * (ranks.num_ranks - 1))
     into = (0, *num_bytes[1:]) if ranks.rank == 0 else (0,) * ranks.num_ranks
     received = Message.unset(into)
@@ -154,7 +154,7 @@ def sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) ->
 
 def first_says(ranks: Ranks, own: bool) -> bool:
     """Return what rank 0 says, such as by its clock; every rank calls this."""
-    return bool(ranks.gather(torch.tensor([own]))[0])
+    return bool(ranks.gather(torch.tensor([own], dtype=torch.bool, device="cpu"))[0])
 
 
 def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
@@ -174,7 +174,9 @@ def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
         SaidElsewhereError: at the other ranks in this case.
     """
     if ranks.rank:
-        while (number := int(ranks.gather(torch.tensor([_UNDER_WAY]))[0])) == _UNDER_WAY:
+        while (
+            number := int(ranks.gather(torch.tensor([_UNDER_WAY], dtype=torch.int64, device="cpu"))[0])
+        ) == _UNDER_WAY:
             pass
         if number == _FAILED:
             raise SaidElsewhereError("rank 0 cannot go on")
@@ -187,9 +189,9 @@ def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
         while not under_way.done():
             wait([under_way], timeout=_SIGN_SECONDS)
             if not under_way.done():
-                ranks.gather(torch.tensor([_UNDER_WAY]))
+                ranks.gather(torch.tensor([_UNDER_WAY], dtype=torch.int64, device="cpu"))
     is_done = under_way.exception() is None
-    ranks.gather(torch.tensor([under_way.result() if is_done else _FAILED]))
+    ranks.gather(torch.tensor([under_way.result() if is_done else _FAILED], dtype=torch.int64, device="cpu"))
     return under_way.result()
 
 
@@ -378,7 +380,9 @@ def measure_link(ranks: Ranks) -> LinkSpeed:
 
 def slowest(ranks: Ranks, seconds: float) -> float:
     """Return the largest of the seconds that the ranks have measured."""
-    return max(float(each) for each in ranks.gather(torch.tensor([seconds], dtype=torch.float64)))
+    return max(
+        float(each) for each in ranks.gather(torch.tensor([seconds], dtype=torch.float64, device="cpu"))
+    )
 
 
 def _seconds(ranks: Ranks, num_bytes: int) -> float:
@@ -392,7 +396,7 @@ def _seconds(ranks: Ranks, num_bytes: int) -> float:
 
 def _trial(ranks: Ranks, num_bytes: int) -> float:
     sizes = tuple(num_bytes * (rank != ranks.rank) for rank in range(ranks.num_ranks))
-    sent = Message(torch.ones(sum(sizes), dtype=torch.uint8), sizes)
+    sent = Message(torch.ones(sum(sizes), dtype=torch.uint8, device="cpu"), sizes)
     received = Message.unset(sizes)
     begin = time.perf_counter()
     ranks.exchange(sent, received)()

@@ -371,8 +371,8 @@ def fetch(fast: Tier, slow: Tier, moves: Moves) -> None:
     # To a GPU in parts: each is filled on the host and scattered on the device.
     for part in _bounded(moves):
         slots_N = torch.from_numpy(part.slots_N).to(fast.device)
-        weights_ND = torch.empty(part.num_rows, fast.weights_SD.shape[1], dtype=torch.float32)
-        state_NW = torch.empty(part.num_rows, fast.state_SW.shape[1], dtype=torch.float32)
+        weights_ND = torch.empty(part.num_rows, fast.weights_SD.shape[1], dtype=torch.float32, device="cpu")
+        state_NW = torch.empty(part.num_rows, fast.state_SW.shape[1], dtype=torch.float32, device="cpu")
         slow.take(part.rows_N, part.fetches_N, weights_ND.numpy(), state_NW.numpy(), np.arange(part.num_rows))
         fast.weights_SD.index_copy_(0, slots_N, weights_ND.to(fast.device))
         fast.state_SW.index_copy_(0, slots_N, state_NW.to(fast.device))

@@ -70,7 +70,7 @@ class InPlaceWork:
         if self.fast.is_host:
             self.look_up_bags(part, pooled_PD)
             return
-        on_host_PD = torch.empty(pooled_PD.shape, dtype=torch.float32)
+        on_host_PD = torch.empty(pooled_PD.shape, dtype=torch.float32, device="cpu")
         self.look_up_bags(part, on_host_PD)
         pooled_PD.copy_(on_host_PD)
 
@@ -82,7 +82,7 @@ class InPlaceWork:
         vectors_ND = (
             on_host_PD
             if ids.bags_N is None
-            else torch.empty(ids.ids_N.size, on_host_PD.shape[1], dtype=torch.float32)
+            else torch.empty(ids.ids_N.size, on_host_PD.shape[1], dtype=torch.float32, device="cpu")
         )
         self.rows.look_up(self.slow.weights_SD, part.lookups, slots_U, vectors_ND)
         if ids.bags_N is not None:

@@ -65,7 +65,7 @@ class HostMemory:
             self.left_bytes -= num_bytes
         if self.is_pinned and num_bytes:
             return _pages_of_rows(num_rows, width)
-        return torch.zeros(num_rows, width, dtype=torch.float32)
+        return torch.zeros(num_rows, width, dtype=torch.float32, device="cpu")
 
 
 def check_memory_for_rows(num_rows: int, fast_bytes: int, slow_bytes: int, host: HostMemory) -> None:
@@ -113,7 +113,7 @@ def mapped_rows(num_rows: int, width: int, folder: Path) -> torch.Tensor:
     """(num_rows, width) float32 zeros in a nameless file of ``folder``; see `disk_space`."""
     num_bytes = 4 * num_rows * width
     if num_bytes == 0:
-        return torch.zeros(num_rows, width, dtype=torch.float32)
+        return torch.zeros(num_rows, width, dtype=torch.float32, device="cpu")
     with disk_space(folder, num_bytes, "rows", "write --out to a larger disk, or raise --slow-bytes"):
         mapped = mapped_file(folder, num_bytes)
     # Rows are used in no order: reading ahead of a page would read 32 for one (70 times slower on tables
@@ -217,7 +217,7 @@ def initial_values_with_torch(
 ) -> torch.Tensor:
     """(N, dim) initial values; ``streams_N`` are 64-bit hashes as int64, ``ids_N`` int64."""
     row_streams_N = _mix(_mix(streams_N) ^ ids_N)
-    columns_D = torch.arange(dim, device=ids_N.device)
+    columns_D = torch.arange(dim, device=ids_N.device, dtype=torch.int64)
     # The highest 24 bits of the hash, as an odd number in (-2**24, 2**24): see `kernels.fill_initial_rows`.
     bits_ND = _shift(_mix(_mix(row_streams_N).unsqueeze(1) ^ columns_D), 40)
     odd_ND = (2 * bits_ND + 1 - (1 << 24)).float()
@@ -453,7 +453,9 @@ class FileTier(Tier, ABC):
             slots_N: slot of each.
         """
         self._read_U = wanted_U
-        self.weights_SD = torch.empty(wanted_U.size, self.weights_SD.shape[1], dtype=torch.float32)
+        self.weights_SD = torch.empty(
+            wanted_U.size, self.weights_SD.shape[1], dtype=torch.float32, device="cpu"
+        )
         if wanted_U.size == 0:
             return
         self.fill(wanted_U, self.weights_SD.numpy())

@@ -169,7 +169,7 @@ class DenseTransform(nn.Module):
     def __init__(self, schema: Schema) -> None:
         super().__init__()
         is_log = [name not in schema.untransformed for name in schema.dense]
-        self.register_buffer("is_log_K", torch.tensor(is_log, dtype=torch.bool))
+        self.register_buffer("is_log_K", torch.tensor(is_log, dtype=torch.bool, device="cpu"))
         self.is_log_K: torch.Tensor
 
     def forward(self, values_BK: torch.Tensor) -> torch.Tensor:
@@ -220,7 +220,7 @@ class ServingGraph(nn.Module):
         dims = [int(tables[table].rows_ND.shape[1]) for table in self._table_of]
         self._widths = tables_by_dim(dims)
         of_one_hot = [self._table_of[number] for number in self._one_hot]
-        self.register_buffer("one_hot_G", torch.tensor(of_one_hot, dtype=torch.int64))
+        self.register_buffer("one_hot_G", torch.tensor(of_one_hot, dtype=torch.int64, device="cpu"))
         self.one_hot_G: torch.Tensor
 
     def forward(
@@ -249,7 +249,7 @@ class ServingGraph(nn.Module):
             for column, number in enumerate(self._one_hot):
                 found[number] = self.tables[self._table_of[number]](id_BG[:, column : column + 1])
         for bag, number in enumerate(self._multi_hot):
-            table = torch.tensor([self._table_of[number]])
+            table = torch.tensor([self._table_of[number]], dtype=torch.int64, device=bags[bag].device)
             id_BL = self.index(bags[bag], bag_is_missing[bag], table)
             rows_BLD = self.tables[self._table_of[number]](id_BL)
             if self._num_elements is None:
@@ -274,7 +274,11 @@ class ServingGraph(nn.Module):
 
     def _as_history(self, rows_BLD: torch.Tensor, length_B: torch.Tensor, num_elements: int) -> torch.Tensor:
         """Return each bag's last elements after zeros, (B, num_elements, D)."""
-        place_BE = torch.arange(num_elements) - num_elements + length_B.unsqueeze(1)
+        place_BE = (
+            torch.arange(num_elements, dtype=torch.int64, device=length_B.device)
+            - num_elements
+            + length_B.unsqueeze(1)
+        )
         is_there_BE1 = (place_BE >= 0).unsqueeze(2)
         place_BE1 = place_BE.clamp(min=0).unsqueeze(2)
         found_BED = torch.gather(rows_BLD, 1, place_BE1.expand(-1, -1, rows_BLD.shape[2]))
@@ -282,7 +286,7 @@ class ServingGraph(nn.Module):
 
     def _pooled(self, rows_BLD: torch.Tensor, length_B: torch.Tensor) -> torch.Tensor:
         # What follows the length of a bag is left out, whatever it holds.
-        places_L = torch.arange(rows_BLD.shape[1])
+        places_L = torch.arange(rows_BLD.shape[1], dtype=torch.int64, device=length_B.device)
         is_there_BL1 = (places_L < length_B.unsqueeze(1)).unsqueeze(2)
         sum_BD = torch.where(is_there_BL1, rows_BLD, torch.zeros_like(rows_BLD)).sum(1)
         # The mean of an empty bag is zero, as its sum is.
@@ -535,15 +539,15 @@ def _program_of(graph: ServingGraph, described: ExportedModel) -> torch.export.E
     num_one_hot = len(one_hot(described.config.tables))
     size = _TRACED_SAMPLES
     # Bags of different lengths: torch would treat equal ones as a single length.
-    bags = [torch.zeros(size, size + number, dtype=torch.int64) for number in range(num_lists)]
+    bags = [torch.zeros(size, size + number, dtype=torch.int64, device="cpu") for number in range(num_lists)]
     # One batch of zeros: values do not matter, shapes and types do.
     arguments = (
-        torch.zeros(size, num_dense, dtype=torch.float64),
-        torch.zeros(size, num_one_hot, dtype=torch.int64),
-        torch.zeros(size, num_one_hot, dtype=torch.bool),
+        torch.zeros(size, num_dense, dtype=torch.float64, device="cpu"),
+        torch.zeros(size, num_one_hot, dtype=torch.int64, device="cpu"),
+        torch.zeros(size, num_one_hot, dtype=torch.bool, device="cpu"),
         bags,
         [torch.zeros_like(bag, dtype=torch.bool) for bag in bags],
-        [torch.ones(size, dtype=torch.int64) for _ in bags],
+        [torch.ones(size, dtype=torch.int64, device="cpu") for _ in bags],
     )
     # The batch has one size in all inputs; the length of every bag is a separate dimension.
     batch = torch.export.Dim("batch")

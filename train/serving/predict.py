@@ -51,7 +51,14 @@ def batches_of(encoded: Iterable[EncodedSamples], batch_size: int) -> Iterator[B
     for samples in encoded:
         bags = tuple(FeatureBags(*arrays) for arrays in samples.ids.lists.values())
         dense_BK = torch.from_numpy(samples.dense)
-        batch = Batch(torch.zeros(samples.num_samples), dense_BK, samples.ids.matrix, None, False, bags)
+        batch = Batch(
+            torch.zeros(samples.num_samples, dtype=torch.float32, device="cpu"),
+            dense_BK,
+            samples.ids.matrix,
+            None,
+            False,
+            bags,
+        )
         first = 0
         while batch.num_samples - first >= missing:
             yield join([*waiting, batch.cut(first, first + missing)])
