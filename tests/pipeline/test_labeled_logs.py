@@ -285,6 +285,49 @@ def test_each_label_has_its_own_ones_and_words_for_missing(tmp_path: Path) -> No
         ingest([raw], IngestConfig(schema=schema), tmp_path / "other")
 
 
+NUMBERS = [0.1, -7.25, None, 1e-45, 3.4e38, -0.0, 3.0, None, 16777217.0, 1.0]
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_labels_of_any_number_are_the_nearest_float32(format: str, place: int, tmp_path: Path) -> None:
+    """As the first label or as another one; shards, exported files and datasets have them."""
+    keys = ['{ column = "seconds", kind = "float" }', '"click"']
+    keys = keys if place == 0 else keys[::-1]
+    dense = '[dense]\nnumber = { kind = "float", transform = "none" }\n'
+    schema = f'format = "{format}"\nlabels = [{", ".join(keys)}]\n{dense}[sparse]\nitem = "text"\n'
+    columns = {"number": range(10), "item": ["a"] * 10, "click": [0, 1] * 5, "seconds": NUMBERS}
+    raw, frame = tmp_path / "log", pl.DataFrame(columns)
+    {"csv": frame.write_csv, "json": frame.write_ndjson, "parquet": frame.write_parquet}[format](raw)
+    config = PreprocessConfig(ingest=IngestConfig(schema=schema), pack=PackConfig(batch_size=4))
+    preprocess([raw], config, tmp_path / "dir", Resources(workers=1))
+    name = "label_seconds" if place else "label"
+    wanted = {
+        number: None if value is None else float(np.float32(value)) for number, value in enumerate(NUMBERS)
+    }
+    found = found_in(tmp_path / "dir/shards", [name])
+    assert {number: value for number, (value,) in found.items()} == wanted
+    assert verify(tmp_path / "dir", raw=[raw]) == []
+    export_shards(Manifest.read(tmp_path / "dir/shards"), "parquet", tmp_path / "out", Resources(workers=1))
+    exported = pl.concat(pl.read_parquet(path) for path in (tmp_path / "out").glob("*.parquet"))
+    assert dict(exported.select("number", name).iter_rows()) == wanted
+    batches = list(ShardDataset(tmp_path / "dir", split="train"))
+    values = {int(n): v for each in batches for n, v in zip(each["dense"][:, 0], each[name], strict=True)}
+    assert len(values) > 3 and all(v != v or v == wanted[n] for n, v in values.items())
+
+
+@pytest.mark.parametrize("value", ["inf", "1e39", "fast", "0x1p3"])
+def test_a_label_that_is_no_number_is_one_clear_line(value: str, tmp_path: Path) -> None:
+    schema = SMALL.replace('labels = ["click", "buy"]', 'labels = [{ column = "buy", kind = "float" }]')
+    raw = tmp_path / "log.csv"
+    raw.write_text(f"item,w,click,buy,user\na,.5,1,2,\nb,1,0,{value},\n")
+    wanted = f"line 3, column 'buy': found '{value}', want a number that a float32 can hold, or nothing"
+    with pytest.raises(InputError, match=wanted):
+        ingest([raw], IngestConfig(schema=schema), tmp_path / "out")
+    skipping = IngestConfig(schema=schema, on_bad_line="skip:0.5")
+    assert ingest([raw], skipping, tmp_path / "skipped").totals["bad_lines"] == {"bad_label": 1}
+
+
 @pytest.mark.parametrize("name", ["w", "click", "buy", "user"])
 @pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_a_column_that_is_not_there_is_one_clear_line(name: str, format: str, tmp_path: Path) -> None:
