@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,13 @@ def test_a_page_has_the_table_and_the_curves(
     own = page.partition("<script>")[0]
     assert own.count("<tr>") == 6 and own.count('<div class="chart"') == 2
     assert "://" not in own and "prefers-color-scheme: dark" in own and 'class="scroll"' in own
+    # The names of runs stay in sight where a phone scrolls the table, and no row says nothing.
+    assert ":first-child { position: sticky; left: 0;" in own and "<td><div>plain</div></td>" in own
+    shutil.copytree(runs, tmp_path / "copied")
+    summary = tmp_path / "copied/plain/summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"provenance": None}))
+    printed(capsys, tmp_path / "copied", "--html", tmp_path / "runs.html")
+    assert (tmp_path / "runs.html").read_text().partition("<script>")[0].count("<tr>") == 5
 
 
 @pytest.mark.slow
