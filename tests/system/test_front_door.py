@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_importing_hotset_imports_nothing_else() -> None:
     """Nothing but modules of Python itself: then it takes milliseconds."""
     code = (
-        "import importlib, typing, sys; before = set(sys.modules); import hotset; "
+        "import __future__, importlib, typing, sys; before = set(sys.modules); import hotset; "
         "print(sorted(set(sys.modules) - before))"
     )
     command = (sys.executable, "-c", code)
