@@ -55,6 +55,10 @@ BEFORE = {
     "import gzip\n": "rm -rf data run exported; cp last.py given.py",
     "hotset preprocess day_0 day_1 day_2 --out DIR --extend\nhotset train": "rm -rf DIR RUN_1\n"
     "hotset preprocess -q day_0 day_1 --eval-files 1 --out DIR; hotset train -q DIR --out RUN_1",
+    "hotset train DIR --init-table": "rm -rf DIR; hotset schema clicks.parquet > clicks.toml\n"
+    "hotset preprocess -q clicks.parquet --schema clicks.toml --out DIR\n"
+    "python -c 'import polars as pl; pl.DataFrame("
+    '{"category": range(9), "vector": [[0.1] * 16] * 9}).write_parquet("items.parquet")\'',
     "hotset train DIR --model nets": "rm -rf DIR; hotset preprocess -q LOG --hot-bytes 256KiB --out DIR",
 }
 """Commands before a block that begins so; ``given.py`` becomes the beginning of a program."""
