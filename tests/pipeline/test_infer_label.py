@@ -123,6 +123,8 @@ def test_rivals_are_listed() -> None:
     assert found.name is None and "It could be 'a', 'b', 'c'." in found.notes[0]
     found = found_in({"a": flag, "b": other}, has_names=False)
     assert found.notes == ("The label is a guess: a is the first column of zeros and ones; so are 'b'.",)
+    found = found_in({"a": ["u", "v", "v"], "b": flag}, has_names=False)
+    assert found.name == "b", "which of two words is 1 is not clear"
 
 
 def test_a_label_that_cannot_be_one_or_says_nothing_is_remarked() -> None:

@@ -102,6 +102,7 @@ def test_columns_without_a_name_of_their_own_are_read_as_the_note_says(header: s
     columns = [f"{name} = 'integer'" for name in ("user", "unnamed", "user_")]
     found = ingest([log], IngestConfig(schema="\n".join([*keys, *columns])), tmp_path / "out")
     assert columns_in(found)["user_"] == [5, 6] * 30 and found.num_samples == 60
+    assert not proposed(log, "user,label,\n" + "7,1,\n8,0,\n" * 30).notes, "nothing is in that column"
     log.write_text("user,user\n" + "7,1\n8,2\n" * 30)
     with pytest.raises(InputError, match=r"same one, are left out\. To read them, .*, skip = 1 and fields"):
         propose_schema(log)
@@ -122,7 +123,8 @@ def test_libsvm_is_named_and_its_lines_are_made_two_columns(tmp_path: Path) -> N
 
 
 def test_records_that_are_cut_where_places_meet_are_not_counted(tmp_path: Path) -> None:
-    rows = [f'{row % 97},"said {row}\nand, {row}",{row % 2}\n' for row in range(200_000)]
+    more = "\nmore" * 9
+    rows = [f'{row % 97},"said {row}{more}, {row}",{row % 2}\n' for row in range(80_000)]
     for log, content in ((tmp_path / "log", bytes), (tmp_path / "log.gz", gzip.compress)):
         log.write_bytes(content("".join(["user,text,label\n", *rows]).encode()))
         assert log.suffix or log.stat().st_size > 4 << 20
@@ -470,6 +472,13 @@ def test_the_avazu_sample_is_proposed_as_the_built_in_schema_without_its_constan
     # All these lines are of one hour.
     assert proposal.schema == replace(built_in, sparse=built_in.sparse[1:], kinds=built_in.kinds[1:])
     assert '# hour = "integer"  # left out: every row has the same value' in proposal.text
+
+
+def test_times_of_one_hour_of_the_week_are_offered_as_the_time_of_the_samples(tmp_path: Path) -> None:
+    weeks = [np.datetime64("2024-05-06T10", "h") + np.timedelta64(7 * week, "D") for week in range(200)]
+    rows = "".join(f"{str(each).replace('T', ' ')}:00,{row % 3}\n" for row, each in enumerate(weeks))
+    text = proposed(tmp_path / "log", "at,kept\n" + rows).text
+    assert '# time = "at"  # cuts' in text and "# 'at' is left out: times with the same hour" in text
 
 
 @pytest.mark.parametrize("is_text", [True, False])
