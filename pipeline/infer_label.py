@@ -166,6 +166,8 @@ def _with_rule(plain: InferredLabel, counts: Counter[str], *, is_plain: bool) ->
         numbers = sorted({float(text) for text in counts})
     except ValueError:
         numbers = []
+    if not np.isfinite(numbers).all():
+        return None
     if len(numbers) == 2 and (numbers in ([-1, 1], [0, 1]) or plain.rank is not None):
         return replace(plain, above=sum(numbers) / 2)
     if not numbers and len(counts) == 2:

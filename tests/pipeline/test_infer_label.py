@@ -102,6 +102,8 @@ def test_labels_of_other_forms_say_which_values_are_one(
         ("rating_of_app", ["1", "2", "3"]),
         ("score", [str(number) for number in range(30)]),
         ("label", ["-3", "1", "2"]),
+        ("label", ["nan", "inf", "1e400"]),
+        ("label", ["1", "inf"]),
         ("first_click", ["1", "", "0"]),
     ],
 )
