@@ -432,8 +432,9 @@ def _propose(file: RawFile, rows: _Rows) -> Proposal:
     raw = [(name, values if isinstance(values, Spans) else plain(values)) for name, values in rows.columns]
     missing = _words_for_missing(raw)
     columns = [(name, _without_words(values, missing)) for name, values in raw]
-    # What folders are called may be the label.
-    named = {name: value for name, value in file.partitions.items() if names_a_label(name)}
+    # What folders are called may be the label, but fields name all columns that there are.
+    folders = file.partitions if not rows.schema.fields else {}
+    named = {name: value for name, value in folders.items() if names_a_label(name)}
     columns += [
         (name, spans_of([value] * rows.num_rows))
         for name, value in named.items()

@@ -145,6 +145,8 @@ def test_a_folder_may_name_the_label(tmp_path: Path) -> None:
     files = sorted((tmp_path / "log").rglob("*.csv"))
     read = columns_in(ingest(files, IngestConfig(schema=proposal.text), tmp_path / "out"))
     assert read["label"] == [0] * 60 + [1] * 62
+    files[1].write_text("7,a\n8,b\n" * 50)
+    assert propose_schema(tmp_path / "log").schema.label is None, "the names in fields are all columns"
 
 
 def test_lines_that_are_split_otherwise_are_counted(tmp_path: Path) -> None:
