@@ -100,6 +100,11 @@ def full_kaggle(result: Result) -> list[str]:
     ]
 
 
+def scores(result: Result) -> list[str]:
+    assert max(result["largest_difference"].values()) < 1e-12
+    return [f"{sum(result['cases'].values()):,}"]
+
+
 def stats_kernels(result: Result) -> list[str]:
     config, kernels = result["config"], result["kernels"]
     policies = [kernels[name] for name in ("lookahead", "lru", "lfu", "dataset", "peel")]
@@ -422,6 +427,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "links-loopback": loopback,
     "larger-than-memory": larger_than_memory,
     "stats-kernels": stats_kernels,
+    "scores": scores,
     "defaults-real-110k": defaults,
     "defaults-generated-150k": defaults,
     "quality-real-110k": quality,
