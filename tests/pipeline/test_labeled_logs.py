@@ -298,7 +298,7 @@ def test_labels_of_any_number_are_the_nearest_float32(format: str, place: int, t
     schema = f'format = "{format}"\nlabels = [{", ".join(keys)}]\n{dense}[sparse]\nitem = "text"\n'
     columns = {"number": range(10), "item": ["a"] * 10, "click": [0, 1] * 5, "seconds": NUMBERS}
     raw, frame = tmp_path / "log", pl.DataFrame(columns)
-    {"csv": frame.write_csv, "json": frame.write_ndjson, "parquet": frame.write_parquet}[format](raw)
+    getattr(frame, {"json": "write_ndjson"}.get(format, f"write_{format}"))(raw)
     config = PreprocessConfig(ingest=IngestConfig(schema=schema), pack=PackConfig(batch_size=4))
     preprocess([raw], config, tmp_path / "dir", Resources(workers=1))
     name = "label_seconds" if place else "label"
