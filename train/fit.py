@@ -50,7 +50,7 @@ from .own_loop.embedding_module import RowSettings
 from .recipe_options import RecipeOptions, Schedule, parse_steps_or_time
 from .run_config import read_config
 from .run_folder.reader import read_finite, read_rows, read_weights
-from .run_log import TrainSummary
+from .run_log import TrainSummary, read_summary
 from .serving.changes import apply_changes
 from .serving.export import export_run
 from .serving.predict import RunPredictor, reported
@@ -74,6 +74,22 @@ class FittedRun:
     """The quality it reached and its cost."""
     model: ModelSource | None = None
     """Maker of its module, where that was given as an object."""
+
+    @classmethod
+    def open(cls, folder: Folder, *, model: ModelSource | None = None) -> FittedRun:
+        """Open a finished run, however it was trained.
+
+        Args:
+            folder: that of the run.
+            model: makes its module, where it cannot be imported.
+
+        Raises:
+            HotsetError: the run is unfinished or damaged.
+
+        Example:
+            ``hotset.FittedRun.open("run").vectors("item", ["a", "b"])``
+        """
+        return cls(local_path(folder), read_summary(local_path(folder)), model)
 
     def __repr__(self) -> str:
         """Return folder, placement, steps and main scores in one line."""

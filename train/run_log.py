@@ -14,24 +14,25 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
-from ..pipeline.errors import HotsetError
+from ..pipeline.errors import HotsetError, first_line
 from ..pipeline.runtime.progress import Progress
 from ..pipeline.schema.schema import WEIGHT
 from .checkpoints.resume import Interrupted, Interrupts, RunCheckpoints
 from .checkpoints.writer import NotFiniteError
+from .config import ExchangePrediction
 from .loop import Trainer
-from .metrics import Kind, RunQuality
+from .metrics import Kind, Quality, RunQuality, Scores
 from .ranks.ranks import first_says
 from .recipe_options import seconds_of
+from .run_config import RUN_HINT, SUMMARY, read_config, read_object
 from .run_folder.files import RunFolder
 
 if TYPE_CHECKING:
     from .checkpoints.best_weights import BestWeights
-    from .config import ExchangePrediction
     from .rows.tiers import Way
 
 _log = logging.getLogger(__name__)
@@ -344,6 +345,39 @@ class TrainSummary(RunQuality):
     """Traffic between the ranks of a run; None where it has one."""
     test_losses: list[float]
     """Test loss after each switch of ``fae``, nats per sample."""
+
+
+_Record = TypeVar("_Record", bound=Scores)
+
+
+def read_summary(run: Path) -> TrainSummary:
+    """Read the summary of a finished run.
+
+    Raises:
+        HotsetError: the run is unfinished, or its summary is damaged.
+    """
+    read_config(run)
+    path = run / SUMMARY
+    found = read_object(path)
+    try:
+        own: dict[str, Any] = {"transfers": TransferSummary(**found["transfers"])}
+        if (exchange := found.get("exchange")) is not None:
+            prediction = exchange["prediction"] and ExchangePrediction(**exchange["prediction"])
+            own["exchange"] = ExchangeSummary(**exchange | {"prediction": prediction})
+        return _scores_of(TrainSummary, found | own)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise HotsetError(f"{path} is damaged: {first_line(error)}", hint=RUN_HINT) from error
+
+
+def _scores_of(kind: type[_Record], found: Mapping[str, Any]) -> _Record:
+    """Build a record of scores from plain data, and those inside it."""
+    own = {each.name: found[each.name] for each in fields(kind) if each.name in found}
+    for name, inner in (("hot", Scores), ("mixed", Scores), ("oov", Scores), ("validation", Quality)):
+        if own.get(name) is not None:
+            own[name] = _scores_of(inner, own[name])
+    if own.get("labels") is not None:
+        own["labels"] = {name: _scores_of(Scores, of_label) for name, of_label in own["labels"].items()}
+    return kind(**own)
 
 
 def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) -> TrainSummary:

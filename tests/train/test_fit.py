@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import hotset
+from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.stats.metrics import probabilities
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, prepared_lists, run_on_lists
@@ -100,6 +101,20 @@ def test_what_functions_return_is_shown_in_a_line_and_as_html(fitted: FittedRun,
         html = shown._repr_html_()
         assert html.count("<table") == html.count("</table>") == 1
     assert f"<td>{quality.hot.num_samples:,}</td>" in quality._repr_html_()
+
+
+def test_a_run_is_opened_as_it_was_fitted(fitted: FittedRun, data: Path, tmp_path: Path) -> None:
+    again = FittedRun.open(str(fitted.folder), model=Net)
+    # What made the run is recorded by the command alone.
+    assert again.summary == fitted.summary and again.model is Net
+    assert torch.equal(again.table("C2"), fitted.table("C2"))
+    plain = hotset.fit(data, tmp_path / "run", threads=1, progress=False)
+    assert FittedRun.open(plain.folder).summary == plain.summary
+    (plain.folder / "summary.json").write_text('{"transfers": {}}')
+    with pytest.raises(HotsetError, match=r"summary\.json is damaged: "):
+        FittedRun.open(plain.folder)
+    with pytest.raises(HotsetError, match="does not exist"):
+        FittedRun.open(tmp_path / "absent")
 
 
 def test_tables_come_back(fitted: FittedRun) -> None:
