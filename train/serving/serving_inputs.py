@@ -160,7 +160,7 @@ def category_of(
     elif kind == "hex8" and isinstance(value, bytes) and re.fullmatch(rb"[0-9a-fA-F]{8}", value):
         category = int(value, 16)
     elif kind in _LIMITS:
-        category = _whole(value, *_LIMITS[kind], _INTEGER)
+        category = _whole(_truth(value), *_LIMITS[kind], _INTEGER)
     else:
         raise _no(kind, value)
     # Two's complement: integers from 2**63 on are compared as negative ones.
@@ -181,6 +181,7 @@ def dense_of(kind: str, value: Any, missing: Collection[str] = ()) -> float:
     value = _plain(value)
     if value is None or _is_word(value, missing):
         return math.nan
+    value = _truth(value)
     if kind == "integer":
         return _whole(value, -(2**31), 2**31 - 1, _DENSE_INTEGER)
     is_number = isinstance(value, _NUMBERS) or (isinstance(value, bytes) and _DECIMAL.fullmatch(value))
@@ -220,6 +221,11 @@ def _plain(value: Any) -> Any:
         value = str(value).encode()
     is_missing = value == b"" or (isinstance(value, _NUMBERS) and value != value)
     return None if is_missing else value
+
+
+def _truth(value: Any) -> Any:
+    """Return the texts true and false, in any letters, as 1 and 0; anything else as it is."""
+    return {b"true": 1, b"false": 0}.get(value.lower(), value) if isinstance(value, bytes) else value
 
 
 def _is_word(value: Any, missing: Collection[str]) -> bool:

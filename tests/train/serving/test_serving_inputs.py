@@ -179,6 +179,8 @@ def test_a_category_is_that_of_predict(value: Any, kind: dict[str, str], zone: s
 @given(values, st.sampled_from(["integer", "float", "float32"]))
 @example(float("inf"), "float")
 @example(2**64 - 1, "float")
+@example("True", "integer")
+@example("fALSE", "float")
 @example(1e300, "float32")
 @example(3.4028235677973366e38, "float32")
 def test_a_dense_value_is_that_of_predict(value: Any, kind: str) -> None:
