@@ -15,8 +15,13 @@ import torch
 import hotset
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.metrics import probabilities
+from hotset.tests.support.thread_ranks import run_thread_ranks
+from hotset.train.build import build_trainer
+from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import Predictor, answers_of, load_model
+from hotset.train.metrics import Quality
+from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.run_config import read_config
 from hotset.train.run_folder.reader import read_weights
 
@@ -111,6 +116,16 @@ def test_scores_of_a_run_are_weighted_and_by_group(folder: Path) -> None:
     assert {name: summary[name] for name in ("auc", "gauc", "num_groups", "total_weight")} == {
         name: getattr(found, name) for name in ("auc", "gauc", "num_groups", "total_weight")
     }
+
+
+def test_ranks_share_the_batches_and_have_the_scores_of_one_process(folder: Path) -> None:
+    shards, config = Shards.open(folder / "data"), TrainConfig(threads=1, micro_batches=2)
+
+    def work(ranks: Ranks) -> Quality:
+        return build_trainer(shards, config, ranks=ranks).predictor.score()
+
+    wanted = work(OneRank())
+    assert wanted.gauc is not None and run_thread_ranks(2, work) == [wanted, wanted]
 
 
 def test_a_log_without_them_has_the_scores_of_before(folder: Path) -> None:
