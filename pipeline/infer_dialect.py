@@ -64,7 +64,9 @@ class Sample:
     num_known: int
     """Lines from the beginning, whose numbers are those of the log."""
     seams: tuple[int, ...] = ()
-    """Lines before which the log goes on elsewhere."""
+    """Lines of the text before which the log goes on elsewhere."""
+    starts_seams: tuple[int, ...] = ()
+    """The same of the first lines."""
     is_guessed: bool = False
     """Whether another encoding would do as well."""
 
@@ -91,21 +93,28 @@ def read_sample(file: RawFile) -> Sample:
         places = f"the first, the middle and the last MiB of {format_byte_size(file.num_bytes)}"
         starts = (file.num_bytes // 2, file.num_bytes - _CHUNK_BYTES)
         chunks[1:] = [PlainBlock(file, start, _CHUNK_BYTES, False).read().lines.tobytes() for start in starts]
-    ends = list(accumulate(chunk.count(b"\n") for chunk in chunks))
-    seams = [] if is_whole else ends[:-1] if are_spread else ends[-1:]
+    num_known = sum(chunk.count(b"\n") for chunk in (chunks[:1] if are_spread else chunks))
     chunks[0] = chunks[0].removeprefix(codecs.BOM_UTF8)
     rests = [chunk.split(b"\n", _TRIED_LINES)[_TRIED_LINES:] for chunk in chunks]
     heads = [chunk.removesuffix(b"".join(rest)) for chunk, rest in zip(chunks, rests, strict=True)]
+    gaps = [are_spread] * (len(chunks) - 1) + [not is_whole and not are_spread]
     return Sample(
         b"".join(chunks),
         b"".join(heads),
         encoding,
         is_whole,
         places,
-        num_known=ends[0 if are_spread else -1],
-        seams=tuple(end + 1 for end in seams),
+        num_known,
+        seams=_seams(chunks, gaps),
+        starts_seams=_seams(heads, [any(rest) or gap for rest, gap in zip(rests, gaps, strict=True)]),
         is_guessed=is_guessed,
     )
+
+
+def _seams(pieces: Sequence[bytes], gaps: Sequence[bool]) -> tuple[int, ...]:
+    """Return the number of the line after each piece behind which there is a gap."""
+    ends = accumulate(piece.count(b"\n") for piece in pieces)
+    return tuple(end + 1 for end, gap in zip(ends, gaps, strict=True) if gap)
 
 
 def _encoding_of(start: bytes) -> tuple[str, bool]:
@@ -143,11 +152,31 @@ class Split:
     """(num_fields + 1, num_records); first byte of each field."""
     stops: NDArray[np.int64]
     """As ``starts``; one past the last byte."""
+    seams: tuple[int, ...] = ()
+    """Lines before which the text goes on elsewhere: a record may be cut there."""
 
     @property
     def usual(self) -> NDArray[np.intp]:
         """The records that have as many fields as most."""
         return np.flatnonzero(self.counts == self.num_fields)
+
+    @property
+    def _cuts(self) -> NDArray[np.intp]:
+        """Numbers of the usual records at or behind which the seams are."""
+        return np.searchsorted(self.lines[self.usual], self.seams)
+
+    @property
+    def whole(self) -> NDArray[np.intp]:
+        """The usual records that are not next to a seam."""
+        near = np.concatenate([self._cuts - 1, self._cuts])
+        return np.delete(self.usual, near[(near >= 0) & (near < self.usual.size)])
+
+    @property
+    def odd(self) -> NDArray[np.intp]:
+        """The other records; those between two usual ones where a seam is say nothing."""
+        odd = np.flatnonzero(self.counts != self.num_fields)
+        places = np.searchsorted(self.lines[self.usual], self.lines[odd])
+        return odd[~np.isin(places, self._cuts)]
 
     def columns(self, records: NDArray[np.intp]) -> list[Spans]:
         """Return each field of records as a column."""
@@ -172,9 +201,9 @@ class Split:
         against a way to split; whether the first one is among them; how many fields are numbers, times or ids
         in all of the next ones.
         """
-        share = self.usual.shape[0] / max(1, self.counts.shape[0])
+        share = self.usual.size / max(1, self.usual.size + self.odd.size)
         has_header = bool(self.usual.size) and bool(self.usual[0] == 0)
-        typed = (all(map(_TYPED.fullmatch, column)) for column in self.texts(self.usual[1:_TYPED_RECORDS]))
+        typed = (all(map(_TYPED.fullmatch, column)) for column in self.texts(self.whole[1:_TYPED_RECORDS]))
         return share if share < 0.9 else 1.0, has_header, sum(typed)
 
     @property
@@ -190,7 +219,7 @@ class Split:
         )
 
 
-def split_text(content: bytes, dialect: Schema, num_fields: int = 0) -> Split:
+def split_text(content: bytes, dialect: Schema, num_fields: int = 0, seams: tuple[int, ...] = ()) -> Split:
     """Split whole lines into records, as ingest does; after a wrong quote the next line begins one.
 
     ``num_fields`` is that of most records, 0 where it has to be found.
@@ -205,7 +234,8 @@ def split_text(content: bytes, dialect: Schema, num_fields: int = 0) -> Split:
         usual = Counter((counts[1:] if counts.shape[0] > 1 else counts).tolist())
         del usual[-1]
         num_fields = usual.most_common(1)[0][0] if usual else 0
-    return Split(dialect, num_fields, text, *_find(content, text, begin, dialect, np.arange(num_fields + 1)))
+    counts, lines, *ends = _find(content, text, begin, dialect, np.arange(num_fields + 1))
+    return Split(dialect, num_fields, text, counts, lines, ends[0], ends[1], seams)
 
 
 def _find(
@@ -228,8 +258,11 @@ def _find(
     return tuple(np.concatenate(each, axis=-1) for each in zip(*parts, strict=True))
 
 
-def find_dialect(starts: bytes) -> Split:
-    """Return the dialect that splits most records into equally many fields."""
+def find_dialect(starts: bytes, seams: tuple[int, ...] = ()) -> Split:
+    """Return the dialect that splits most records into equally many fields.
+
+    ``seams`` are lines before which the log goes on elsewhere.
+    """
     # Excel reads the separator from a line above the header.
     told = re.match(rb'"?sep=([^"\r\n])"?\r*\n', starts)
     basis = Schema((), (), format="csv", skip=1 if told else 0)
@@ -242,7 +275,7 @@ def find_dialect(starts: bytes) -> Split:
     ]
 
     def split(like: Schema, **keys: Any) -> Split:
-        return split_text(starts, replace(like, **keys))
+        return split_text(starts, replace(like, **keys), seams=seams)
 
     there = [separator for separator in separators if separator.encode() in starts]
     tried = (split(basis, separator=separator, **each) for separator in there for each in quotes)
@@ -261,7 +294,7 @@ def find_dialect(starts: bytes) -> Split:
         return has_header, share, num_typed, each.usual.size, each.usual.size / max(1, each.counts.size)
 
     best = max(tried, key=held)
-    columns = best.texts(best.usual[1:])
+    columns = best.texts(best.whole[1:])
     # An apostrophe is a quote where a whole column has it around.
     if any(column and all(map(_APOSTROPHES.fullmatch, column)) for column in columns):
         best = split(best.dialect, quote="'")

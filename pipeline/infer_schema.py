@@ -223,14 +223,14 @@ def _text_rows(file: RawFile, num_rows: int) -> _Rows:
         InputError: most lines have different numbers of fields, or there is no row.
     """
     sample = read_sample(file)
-    tried = find_dialect(sample.starts)
+    tried = find_dialect(sample.starts, sample.starts_seams)
     if not tried.counts.size:
         raise InputError(f"{file.path} has no rows")
     _refuse_other_forms(file, sample, tried)
     header = _header_of(tried)
-    split = split_text(sample.text, header.dialect, tried.num_fields)
+    split = split_text(sample.text, header.dialect, tried.num_fields, sample.seams)
     first = 1 if header.line else 0
-    all_rows = split.usual[first:]
+    all_rows = split.whole[split.whole >= first]
     twins = [row for row in _like_header(split, header.line) if row >= first]
     rows = _spread(np.setdiff1d(all_rows, twins), num_rows)
     if not rows.size:
@@ -292,12 +292,7 @@ def _like_header(split: Split, line: tuple[str, ...]) -> list[int]:
 
 def _odd_lines(split: Split, first: int, sample: Sample) -> str:
     """Return what to know of the lines that have another number of fields than most."""
-    odd = np.flatnonzero(split.counts != split.num_fields)
-    odd = odd[odd >= first]
-    # Where places of the log meet, a record may be cut: those between two usual ones there say nothing.
-    usual = split.lines[split.usual]
-    before, after = (np.searchsorted(usual, places) for places in (split.lines[odd], sample.seams))
-    odd = odd[~np.isin(before, after)]
+    odd = split.odd[split.odd >= first]
     if not odd.size:
         return ""
     found = f"{_fields(split.counts[odd[0]])}, want {split.num_fields}"
@@ -324,7 +319,7 @@ def _header_of(split: Split) -> _Header:
     names = tuple(split.fields_of(num_titles))
     if num_titles:
         dialect = replace(dialect, skip=int(split.lines[num_titles]) - 1)
-    if _is_header(names, split.columns(split.usual[1:])):
+    if _is_header(names, split.columns(split.whole[1:])):
         return _Header(names, dialect, names, _on_names(names, split))
     # A header that lacks what ends the rows, or the name of their numbers, or has a separator more.
     title = split.fields_of(num_titles - 1) if num_titles else []
