@@ -100,6 +100,14 @@ def test_records_are_split_as_the_dialect_says() -> None:
     assert records_of("a\n", dialect(skip=3)) == []
 
 
+def test_records_next_to_a_seam_are_neither_whole_nor_odd() -> None:
+    text = b'u,l\n1,0\n2,1\nmore\nx, y"\n3,0\n4\n'
+    split = split_text(text, dialect(), seams=(4,))
+    assert (split.whole.tolist(), split.odd.tolist()) == ([0, 1, 5], [6])
+    split = split_text(text, dialect())
+    assert (split.whole.tolist(), split.odd.tolist()) == ([0, 1, 2, 4, 5], [3, 6])
+
+
 def test_titles_are_the_lines_above_the_first_that_is_split_like_most() -> None:
     split = find_dialect(f"Report\nof January\n\n{text_of()}".encode())
     assert count_titles(split) == 2 and split.lines[2] == 4
