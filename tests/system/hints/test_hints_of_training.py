@@ -392,7 +392,7 @@ def test_a_class_made_inside_a_program_is_given_from_python(shell: Shell) -> Non
 
     hotset.fit("data", "new", model=Inner, threads=1)
     hint = shell.refused("evaluate", "new", "data")
-    assert hint.startswith("give it from Python as model=, or put the class in a file")
+    assert hint.startswith("give it from Python as model=, or put the class in a separate file")
     hotset.evaluate("new", "data", model=Inner)
 
 
