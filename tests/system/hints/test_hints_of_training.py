@@ -53,6 +53,7 @@ from hotset.train.run_folder import files as run_files
 from hotset.train.run_folder import files as run_writer
 from hotset.train.run_folder import reader
 from hotset.train.run_folder.files import ReservedRoom, claimed
+from hotset.train.run_log import read_summary
 from hotset.train.spill.row_store import BlockFile
 from hotset.train.spill.run_plan import mapped_zeros
 from hotset.workflows import characterise as module
@@ -155,7 +156,10 @@ def test_a_run_on_other_shards(shell: Shell) -> None:
     shell.works("evaluate", "run", "data")
 
 
-@follows("train/run_folder/weights.py::open_weights train/run_config.py::RunConfig.read")
+@follows(
+    "train/run_folder/weights.py::open_weights train/run_config.py::RunConfig.read "
+    "train/run_log.py::read_summary"
+)
 def test_files_of_a_run(shell: Shell) -> None:
     wanted = "give the folder that a finished training run wrote (its --out)"
     assert hint_of(lambda: reader.read_weights(Path("run/nothing"))) == wanted
@@ -163,6 +167,10 @@ def test_files_of_a_run(shell: Shell) -> None:
     assert hint_of(lambda: reader.read_weights(Path("run/nothing"))) == wanted
     shutil.rmtree("run/nothing")
     assert hint_of(lambda: RunConfig.read({}, "config.json")) == wanted
+    whole = Path("run/summary.json").read_text()
+    Path("run/summary.json").write_text('{"transfers": {}}')
+    assert hint_of(lambda: read_summary(Path("run"))) == wanted
+    Path("run/summary.json").write_text(whole)
     shell.works("evaluate", "run", "data")
 
 
