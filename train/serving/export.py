@@ -370,7 +370,8 @@ session = onnxruntime.InferenceSession("model.onnx")
         text
         + """
 A category that the model does not know gets the row of out-of-vocabulary categories, None and "" that of
-missing ones. A list-valued feature takes a list in each row. Columns that are not named above are not needed.
+missing ones. A list-valued feature takes a list in each row, or its text as in the log.
+Columns that are not named above are not needed.
 """
     )
 
@@ -518,6 +519,12 @@ def features_of(schema: Schema, labels: Sequence[str] = ()) -> dict[str, Any]:
         keys = {"unit": units.get(name), "format": formats.get(name), "zone": zone}
         return {key: value for key, value in keys.items() if value}
 
+    def keys_of_list(name: str) -> dict[str, Any]:
+        weights = dict(schema.weight_separators).get(name)
+        brackets, trim = name in schema.brackets, schema.trim and name in lists
+        keys = {"separator": lists.get(name), "weight_separator": weights, "brackets": brackets, "trim": trim}
+        return {key: value for key, value in keys.items() if value}
+
     of_labels = {"labels": list(labels)} if len(labels) > 1 else {}
     return of_labels | {
         "missing": list(schema.missing),
@@ -527,6 +534,7 @@ def features_of(schema: Schema, labels: Sequence[str] = ()) -> dict[str, Any]:
         "sparse": [
             {"name": name, "column": columns[name], "kind": kind, "is_list": name in lists}
             | keys_of_time(name, kind)
+            | keys_of_list(name)
             for name, kind in schema.kind_of.items()
         ],
     }

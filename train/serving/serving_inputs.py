@@ -45,7 +45,8 @@ class ServingInputs:
 
         Args:
             columns: values by column, named as in the log; every column as long as the others. None, "" and
-                NaN are missing; a list-valued feature has a list in each row, None where it is missing.
+                NaN are missing; a list-valued feature has a list in each row, None where it is missing, or
+                the text of one where the log has text.
 
         Raises:
             KeyError: a column is not there.
@@ -80,11 +81,7 @@ class ServingInputs:
         return category_of(feature["kind"], value, *ways, self.missing)
 
     def _bag_inputs(self, feature: Mapping[str, Any], bags: Sequence[Any]) -> dict[str, Any]:
-        # A missing list has one missing element.
-        found = [
-            [None] if _is_missing(bag) else [self._element_of(feature, value) for value in _elements(bag)]
-            for bag in bags
-        ]
+        found = [self._bag_of(feature, bag) for bag in bags]
         # Bags are padded to the longest, and to one place at least.
         longest = max([1, *map(len, found)])
         categories = np.zeros((len(found), longest), np.int64)
@@ -96,10 +93,18 @@ class ServingInputs:
         lengths = np.array(list(map(len, found)), np.int64)
         return {name: categories, f"{name}.{IS_MISSING}": is_missing, f"{name}.{LENGTH}": lengths}
 
-    def _element_of(self, feature: Mapping[str, Any], value: Any) -> int | None:
-        if isinstance(value, bool | np.bool_):
-            raise _no(feature["kind"], value)
-        return self._category_of(feature, value)
+    def _bag_of(self, feature: Mapping[str, Any], bag: Any) -> list[int | None]:
+        # Text holds a list where the log's text does; a missing list has one missing element.
+        elements: Any = bag
+        if isinstance(bag, str | bytes) and feature.get("separator"):
+            text = bag.encode() if isinstance(bag, str) else bag
+            is_missing = any(text == word.encode() for word in self.missing)
+            elements = read_list(b"" if is_missing else text, feature)
+        elif _is_missing(bag):
+            return [None]
+        elif isinstance(bag, str | bytes) or not hasattr(bag, "__iter__"):
+            raise ValueError(f"a feature with lists takes a list in each row, and not {bag!r}")
+        return [self._category_of(feature, value) for value in elements]
 
     def _names(self) -> list[str]:
         """Return the columns that are read."""
@@ -414,8 +419,100 @@ def _is_missing(bag: Any) -> bool:
     return not isinstance(bag, Sequence | np.ndarray) and _plain(bag) is None
 
 
-def _elements(bag: Any) -> Any:
-    """Return the elements of a list; raise ValueError where there is something else."""
-    if isinstance(bag, str | bytes) or not hasattr(bag, "__iter__"):
-        raise ValueError(f"a feature with lists takes a list in each row, and not {bag!r}")
-    return bag
+_BLANKS = b" \t\n\r"
+_BRACKETS = {b"[": b"]", b"{": b"}", b"(": b")"}
+_QUOTES = (b'"', b"'")
+_NULLS = (b"null", b"NULL", b"None", b"nan", b"NaN")
+_ESCAPE = re.compile(rb"((?:\\u[0-9a-fA-F]{4})+)|\\(U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_CONTROLS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f"}
+
+
+def read_list(text: bytes, form: Mapping[str, Any]) -> list[bytes]:
+    """Return the elements of a list in text, empty where they are missing.
+
+    Args:
+        text: of one field.
+        form: ``separator``, and perhaps ``weight_separator``, ``brackets`` and ``trim``, as in the schema.
+
+    Raises:
+        ValueError: an element is a list, or has no weight where all must have one.
+    """
+    separator, weight_separator = (form.get(key, "").encode() for key in ("separator", "weight_separator"))
+    has_brackets, trims = bool(form.get("brackets")), bool(form.get("trim"))
+    found = _split_brackets(text, separator, weight_separator) if has_brackets else text.split(separator)
+    elements = []
+    for part in found:
+        element = part
+        if weight_separator and part:
+            element, mark, weight = part.rpartition(weight_separator)
+            if not mark or not _DECIMAL.fullmatch(weight.strip(_BLANKS)):
+                raise ValueError(f"{part.decode(errors='replace')!r} has no weight")
+        element = element.strip(_BLANKS) if has_brackets or trims else element
+        elements.append(_unquoted(element) if has_brackets and element else element)
+    return elements
+
+
+def _unquoted(element: bytes) -> bytes:
+    """Return an element of a list in brackets without its quotes; raise ValueError for a list."""
+    if element[:1] in _BRACKETS:
+        raise ValueError(f"{element.decode(errors='replace')!r} is a list in a list")
+    if len(element) >= 2 and element[:1] in _QUOTES and element[-1:] == element[:1]:
+        return _ESCAPE.sub(_meaning, element[1:-1])
+    return b"" if element in _NULLS else element
+
+
+def _meaning(found: re.Match[bytes]) -> bytes:
+    # JSON writes a character above 0xFFFF as a pair of surrogates, which UTF-16 joins.
+    if found[1]:
+        return bytes.fromhex(found[1].decode().replace("\\u", "")).decode("utf-16-be", "replace").encode()
+    code = found[2]
+    if len(code) > 1:
+        return chr(int(code[1:], 16) % 0x110000).encode("utf-8", "replace")
+    return _CONTROLS.get(code, code)
+
+
+def _split_brackets(text: bytes, separator: bytes, weight_separator: bytes) -> list[bytes]:
+    """Return the elements of a list that may have brackets around it; separators in quotes are text."""
+    text = text.strip(_BLANKS)
+    is_list = len(text) >= 2 and _BRACKETS.get(text[:1]) == text[-1:]
+    if is_list:
+        text = text[1:-1].strip(_BLANKS)
+        if not text:
+            return []
+    # A blank as the separator may be there any number of times; nothing follows a last separator.
+    skips_empty = len(separator) == 1 and separator in _BLANKS
+    found = []
+    position = 0
+    while True:
+        end = _end_of_element(text, position, separator, weight_separator)
+        part = text[position:end].strip(_BLANKS)
+        is_last = end >= len(text)
+        if part or not text or not (skips_empty or (is_last and position > 0)):
+            found.append(part)
+        if is_last:
+            return found
+        position = end + len(separator)
+
+
+def _end_of_element(text: bytes, first: int, separator: bytes, weight_separator: bytes) -> int:
+    """Return where an element ends: before a separator that is not inside of quotes."""
+
+    def is_at(place: int, mark: bytes) -> bool:
+        return bool(mark) and text.startswith(mark, place)
+
+    def after_blanks(place: int) -> int:
+        while place < len(text) and text[place] in _BLANKS and not is_at(place, separator):
+            place += 1
+        return place
+
+    position = after_blanks(first)
+    # Quotes count where they open an element, and close it or what comes before its weight.
+    if text[position : position + 1] in _QUOTES:
+        end = position + 1
+        while end < len(text) and text[end] != text[position]:
+            end += 2 if text[end : end + 1] == b"\\" else 1
+        end = after_blanks(end + 1)
+        if end == len(text) or is_at(end, weight_separator) or is_at(end, separator):
+            position = end
+    found = text.find(separator, position)
+    return len(text) if found < 0 else found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import uuid
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -16,11 +17,13 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.raw.parquet_parts import TableParts
+from hotset.pipeline.schema.schema import Schema
 from hotset.pipeline.schema.schema_file import schema_of
 from hotset.tests.support.scored_runs import serving_inputs_of
-from hotset.train.serving.serving_inputs import category_of, dense_of
+from hotset.train.serving.serving_inputs import ServingInputs, category_of, dense_of
 
 REFUSED = "refused"
+UNTYPED = "untyped"
 ZONES = ("", "Asia/Kathmandu", "America/New_York")
 FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y%m%d", "%y%m%d%H", "%A, %B %d %Y %I:%M %p", "%m/%d/%Y %H:%M:%S.%f %Z")
 KINDS: tuple[dict[str, str], ...] = (
@@ -32,7 +35,12 @@ KINDS: tuple[dict[str, str], ...] = (
 
 def predicted(line: str, value: Any, head: str = "") -> Any:
     """Return what a log's reader makes of a value: a category, a number, None, or REFUSED."""
-    schema = schema_of(f'format = "parquet"\n{head}label = "y"\n{line}')
+    found = predicted_by(schema_of(f'format = "parquet"\n{head}label = "y"\n{line}'), value)
+    return REFUSED if found == UNTYPED else found
+
+
+def predicted_by(schema: Schema, value: Any) -> Any:
+    """Return the same by a schema; UNTYPED where no type of Arrow has the value."""
     name = (*schema.dense, *schema.sparse)[0]
     if isinstance(value, float) and math.isnan(value):
         value = None  # as a frame of pandas has it in columns of any type
@@ -42,7 +50,9 @@ def predicted(line: str, value: Any, head: str = "") -> Any:
             pa.array([value.bytes], pa.uuid()) if isinstance(value, uuid.UUID) else pa.array([value], kind)
         )
     except (pa.ArrowException, OverflowError, ValueError):
-        return REFUSED
+        return UNTYPED
+    if pa.types.is_null(getattr(column.type, "value_type", column.type)) and schema.lists:
+        return UNTYPED
     table = pa.table({"x": column, "y": [0], "z": ["a"]})
     try:
         (part,) = TableParts(table, schema, rows_of_part=1).iterate({})
@@ -72,7 +82,22 @@ number_texts = st.one_of(
         st.sampled_from(["", ".", ".0", ".5", "e3"]),
     ),
     st.sampled_from(
-        ["0x12", "1_000", "nan", "inf", "-inf", "1e400", "٣", "007", "-0", ".5", "-.", "True", "NULL"]
+        [
+            "0x12",
+            "1_000",
+            "nan",
+            "inf",
+            "-inf",
+            "1e400",
+            "٣",
+            "007",
+            "-0",
+            ".5",
+            "-.",
+            "True",
+            "false",
+            "NULL",
+        ]
     ),
 )
 moments = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30))
@@ -164,6 +189,7 @@ values = st.one_of(
 @given(values, st.sampled_from(KINDS), st.sampled_from(ZONES))
 @example(2**64 + 1, {"kind": "unsigned"}, "")
 @example("5.0", {"kind": "integer"}, "")
+@example("True", {"kind": "integer"}, "")
 @example(b"abc", {"kind": "text"}, "")
 @example("1700000000.0", {"kind": "hour", "unit": "s"}, "")
 @example(Decimal("-0.5"), {"kind": "hour", "unit": "s"}, "")
@@ -178,6 +204,8 @@ def test_a_category_is_that_of_predict(value: Any, kind: dict[str, str], zone: s
 
 @given(values, st.sampled_from(["integer", "float", "float32"]))
 @example(float("inf"), "float")
+@example("True", "integer")
+@example("fALSE", "float")
 @example(2**64 - 1, "float")
 @example("True", "integer")
 @example("fALSE", "float")
@@ -203,6 +231,66 @@ def test_values_of_pandas_are_those_of_predict() -> None:
     assert category_of("hour", pandas.Timestamp("2024-05-05 23:30", tz="Asia/Kolkata")) == 18
 
 
+FORMS: tuple[str, ...] = (
+    "list = true",
+    'list = true, separator = "|"',
+    'list = true, separator = " "',
+    'list = true, separator = "::", weight_separator = ":"',
+    'list = true, separator = ",", weight_separator = ":="',
+    'list = "brackets", separator = ","',
+    'list = "brackets", separator = " "',
+    'list = "brackets", separator = "|", weight_separator = ":"',
+)
+pieces = st.one_of(
+    st.sampled_from(["1", "-1", "02", "5.0", "a", "b c", "NULL", "null", "None", "nan", "0000beef", "ü"]),
+    st.sampled_from(["", " ", "\t", "|", ",", "::", ":", ":=", "[", "]", "{", "}", "(", ")", '"', "'", "\\"]),
+    st.sampled_from(
+        ['\\"', "\\u00e9", "\\n", ":0.5", ":1e3", ":x", ":=2", '"a,b"', "'a|b':1", '"x":2', "[1]"]
+    ),
+)
+elements = st.one_of(
+    st.none(), number_texts, st.integers(-(2**65), 2**65), st.floats(), st.booleans(), st.text(max_size=3)
+)
+
+
+@given(
+    st.one_of(
+        st.none(),
+        st.lists(pieces, max_size=9).map("".join),
+        st.lists(pieces, max_size=9).map("".join).map(str.encode),
+        st.lists(pieces, max_size=7).map(lambda some: f"[{','.join(some)}]"),
+        st.lists(elements, max_size=4),
+        st.lists(st.integers(-3, 2**33), min_size=1, max_size=4).map(np.array),
+        st.lists(st.text(max_size=3), max_size=4).map(tuple),
+    ),
+    st.sampled_from(["integer", "unsigned", "text", "hex8"]),
+    st.sampled_from(FORMS),
+    st.booleans(),
+)
+@example("1:0.5,2:x", "integer", FORMS[4], False)
+@example('["a\\u00e9", null, "b|c"]', "text", FORMS[5], False)
+@example("1|2", "integer", FORMS[1], False)
+@example([True], "integer", FORMS[0], False)
+@example("a:b:0.5|c:1", "text", FORMS[7], False)
+def test_a_list_is_that_of_predict(value: Any, kind: str, form: str, trims: bool) -> None:
+    head = 'missing = ["NULL", "-1"]\n'
+    line = f'[sparse]\nx = {{ name = "feature", kind = "{kind}", {form} }}'
+    schema = schema_of(f'format = "parquet"\n{head}label = "y"\n{line}')
+    schema = replace(schema, trim=trims)
+    wanted = predicted_by(schema, value)
+    assume(wanted != UNTYPED)
+    found = served(bag_of, serving_inputs_of(schema), value)
+    assert found == (REFUSED if wanted == REFUSED else [*map(signed, wanted)])
+
+
+def bag_of(inputs: ServingInputs, value: Any) -> list[int | None]:
+    """Return the categories of one list, as the graph takes them."""
+    found = inputs.for_onnx({"x": [value]})
+    size = int(found["bag.feature.length"][0])
+    pairs = zip(found["bag.feature"][0, :size], found["bag.feature.is_missing"][0, :size], strict=True)
+    return [None if is_missing else int(category) for category, is_missing in pairs]
+
+
 def test_lists_are_lists() -> None:
     schema = schema_of('format = "parquet"\nlabel = "y"\n[sparse]\nx = { kind = "integer", list = true }')
     inputs = serving_inputs_of(schema)
@@ -210,6 +298,6 @@ def test_lists_are_lists() -> None:
     assert found["bag.x.length"].tolist() == [2, 1, 1, 0, 1]
     assert found["bag.x"].tolist() == [[1, 0], [0, 0], [3, 0], [0, 0], [0, 0]]
     assert found["bag.x.is_missing"][:, 0].tolist() == [False, True, False, False, True]
-    for bag in ("12", b"12", 12, [True], [1.5], ["x"]):
+    for bag in ("12", b"12", 12, [1.5], ["x"]):
         with pytest.raises(ValueError):
             inputs.for_onnx({"x": [bag]})
