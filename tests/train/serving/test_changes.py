@@ -311,7 +311,7 @@ def test_rows_that_stayed_are_not_written(
 
 def test_other_tables_are_refused(runs: tuple[ScoredRun, ScoredRun], tmp_path: Path) -> None:
     other = run_on_criteo(tmp_path)
-    with pytest.raises(ConfigError, match="have other tables or schemas"):
+    with pytest.raises(ConfigError, match="have other tables, schemas or labels"):
         export_changes(runs[0].run, other.run, tmp_path / "changes")
     settings: dict[str, Any] = {"onnx": True}
     with pytest.raises(ConfigError, match="changes have no graph"):
