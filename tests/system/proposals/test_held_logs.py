@@ -118,6 +118,14 @@ HELD: dict[str, Form] = {
             pa.list_(pa.dictionary(pa.int32(), pa.string())),
         ),
     ),
+    "lists of numbers and of ids": replace(
+        _typed(
+            {"pair": [[row["user"], row["item"]] for row in ROWS]},
+            numbers=[[row["price"], 0.5] for row in ROWS],
+            pair=[[row["user"], row["item"]] for row in ROWS],
+        ),
+        left_out=("numbers",),
+    ),
     "floats for ids, and nulls": _typed(
         {"user": [user if user % 6 else None for user in _USERS], "item": "item"},
         user=[float(user) if user % 6 else None for user in _USERS],
