@@ -205,17 +205,38 @@ def checkouts(result: Result) -> list[str]:
 
 
 def logs(result: Result) -> list[str]:
-    """Memory, reading of other forms, and small parts."""
+    """Reading of other forms, and small parts."""
     settings, speeds, small = result["settings"], result["speeds"], result["small_parts"]
-    found = [f"{max(each['of_cap'] for each in result['memory']):.2f}"]
+    found = []
     for format in ("csv", "parquet"):
         found += [
             f"{speeds[format]['over_other']['cpu']:.2f}x",
             f"{speeds[format]['over_polars']['cpu']:.2f}",
         ]
     found += [f"{small[name]['cpu']:.1f}" for name in ("groups_over_one", "files_over_one")]
-    found += [f"{settings[name]:,}" for name in ("samples", "groups", "files", "columns", "megabytes")]
-    return [*found, "5,000", "2,000", "40", "20", "66", "1"]
+    found += [f"{settings[name]:,}" for name in ("samples", "groups", "files")]
+    return [*found, "40", "20", "66"]
+
+
+def logs_memory(result: Result) -> list[str]:
+    """Memory of logs of every form within the least cap that each accepts."""
+    found = result["memory"]
+    assert {each["workers"] for each in found} == {1, 2} and all("refused_mib" in each for each in found)
+    caps = [each["cap_mib"] for each in found]
+    settings = [f"{result['settings'][name]:,}" for name in ("columns", "megabytes")]
+    return [
+        f"{max(each['of_cap'] for each in found):.2f}",
+        f"{min(caps)}",
+        f"{max(caps)}",
+        *settings,
+        "5,000",
+        "2,000",
+    ]
+
+
+def fuzz_text(result: Result) -> list[str]:
+    assert all(result[kind]["wrong"] == 0 for kind in ("lines", "fields"))
+    return [f"{result[kind]['inputs']:,}" for kind in ("lines", "fields")]
 
 
 def window(result: Result) -> list[str]:
@@ -445,6 +466,8 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "checkouts": checkouts,
     "window": window,
     "logs": logs,
+    "logs-memory": logs_memory,
+    "fuzz-text": fuzz_text,
     "window-12m": window,
     "window-45m": window,
     "gpu-day": gpu_day,
