@@ -10,6 +10,7 @@ alone, wherever it is moved. One that was trained on shards alone needs the fold
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -39,6 +40,8 @@ from ..data.batch import Batch, FeatureBags, join
 from ..evaluate import answers_of, load_model
 from ..threads import BackgroundIterator
 from .run_tables import RunTables
+
+_log = logging.getLogger(__name__)
 
 OpenLogs = Sequence[tuple[str, RawParts]]
 """The files of a log, or a table: what each is called in messages, and its parts."""
@@ -179,18 +182,23 @@ class RunPredictor:
         Raises:
             InputError: the log cannot be read, is of another format, or lacks a column of the schema.
         """
+        if not has_label and not self._counts_label:
+            _log.warning("--no-label changes nothing: a label in a column with a name is not read")
         return [(str(file.path), self._parts_of(file, has_label)) for file in inspect_logs([log])]
 
+    @property
+    def _counts_label(self) -> bool:
+        """Whether the label is one of the fields: its line begins with it, or columns have no names."""
+        return self.schema.format == "criteo" or bool(self.schema.fields)
+
     def _parts_of(self, file: RawFile, has_label: bool) -> RawParts:
-        # Where a line begins with the label, or its fields have no names, the label counts as a field.
-        needs_label = self.schema.format == "criteo" or bool(self.schema.fields)
         try:
             return open_parts(
                 file,
                 0,
                 self.schema,
                 block_bytes=_BLOCK_BYTES,
-                has_label=has_label and needs_label,
+                has_label=has_label and self._counts_label,
                 strict=True,
             )
         except FormatError as error:

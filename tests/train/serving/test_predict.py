@@ -83,6 +83,15 @@ def test_criteo_logs_are_predicted_with_and_without_labels(criteo: ScoredRun, tm
     np.testing.assert_array_equal(logits_of(predictor, parts), wanted)
 
 
+def test_no_label_is_named_where_columns_have_names(
+    lists: ScoredRun, criteo: ScoredRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    for scored, is_named in ((criteo, False), (lists, True)):
+        caplog.clear()
+        RunPredictor(scored.run).open_log(scored.log, has_label=False)
+        assert ("--no-label changes nothing" in caplog.text) == is_named
+
+
 def test_rows_that_do_not_fit_are_read_from_the_weights(lists: ScoredRun) -> None:
     predictor = RunPredictor(lists.run, PredictConfig(slow_bytes=ByteSize(900)))
     found = logits_of(predictor, predictor.open_log(lists.log))
