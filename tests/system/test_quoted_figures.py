@@ -239,6 +239,16 @@ def fuzz_text(result: Result) -> list[str]:
     return [f"{result[kind]['inputs']:,}" for kind in ("lines", "fields")]
 
 
+def fuzz_logs(result: Result) -> list[str]:
+    assert result["differences"] == 0 and result["duckdb"]
+    equal = {who: 0 for who in ("hotset", "polars", "duckdb")}
+    for what, count in result["outcomes"].items():
+        who, _, outcome = what.split(" ", 2)
+        equal[who] += count if outcome == "equal" else 0
+    assert equal["hotset"] == result["files"]
+    return [f"{count:,}" for count in equal.values()]
+
+
 def window(result: Result) -> list[str]:
     """Return samples of logs, the worst excess of all results, and the worst CPU time by batch size."""
     names = ("window", "window-12m", "window-45m")
@@ -468,6 +478,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "logs": logs,
     "logs-memory": logs_memory,
     "fuzz-text": fuzz_text,
+    "fuzz-logs": fuzz_logs,
     "window-12m": window,
     "window-45m": window,
     "gpu-day": gpu_day,
