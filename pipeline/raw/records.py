@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.kernel import inlined_kernel, kernel
+from ...stats.kernel import kernel
 from ..runtime.tasks import thread_buffer
 from ..schema.schema import Schema
 from .criteo_kernel import count_newlines
@@ -89,13 +89,13 @@ def _after_blanks(text: NDArray[np.uint8], position: int, dialect: Dialect) -> i
 
 @kernel
 def _after_line(text: NDArray[np.uint8], position: int, comment: NDArray[np.uint8]) -> int:
-    """Return the position after a line if it is empty or a comment, else where it begins."""
+    """Return the position after a line if it is empty or a comment, else -1."""
     end = position
     while text[end] == _RETURN:
         end += 1
     if text[end] != _NEWLINE:
         if not comment.shape[0] or not _is_at(text, position, comment):
-            return position
+            return -1
         while text[end] != _NEWLINE:
             end += 1
     return end + 1
@@ -110,90 +110,6 @@ def _escaped(text: NDArray[np.uint8], position: int, dialect: Dialect, in_quotes
     if after == dialect.escape or after == dialect.quote:
         return 1
     return dialect.separator.shape[0] if _is_at(text, position + 1, dialect.separator) else 0
-
-
-@inlined_kernel
-def _move(text: NDArray[np.uint8], position: int, num_bytes: int, distance: int) -> int:
-    """Move bytes of a field to the left, over those that are left out; return how many are newlines."""
-    num_lines = 0
-    for i in range(position, position + num_bytes):
-        num_lines += text[i] == _NEWLINE
-        if distance:
-            text[i - distance] = text[i]
-    return num_lines
-
-
-@inlined_kernel
-def _take_quoted(
-    text: NDArray[np.uint8], first: int, limit: int, dialect: Dialect, is_kept: bool
-) -> tuple[int, int, int, int]:
-    """Find the end of a field in quotes; marks that stand for themselves are undone where it is kept.
-
-    Returns:
-        WHOLE, UNCLOSED where it does not end before ``limit``, or TRAILING; one past its last byte; where its
-        separator or the end of the line is; and the line ends in it.
-    """
-    quote = dialect.quote
-    position = first
-    num_undone = num_lines = 0
-    while position < limit:
-        byte = text[position]
-        num_taken = 1
-        if byte == quote and text[position + 1] != quote:
-            break
-        if byte == quote or (byte == dialect.escape and _escaped(text, position, dialect, True)):
-            num_taken = 1 if byte == quote else _escaped(text, position, dialect, True)
-            position += 1
-            num_undone += 1
-        num_lines += _move(text, position, num_taken, num_undone if is_kept else 0)
-        position += num_taken
-    last = position - num_undone
-    status = UNCLOSED
-    if position < limit:
-        # Only a separator or the end of the line may follow.
-        position += 1
-        if dialect.is_trimmed:
-            position = _after_blanks(text, position, dialect)
-        end = position
-        while text[end] == _RETURN:
-            end += 1
-        status = WHOLE
-        if text[end] == _NEWLINE:
-            position = end
-        elif not _is_at(text, position, dialect.separator):
-            status = TRAILING
-    return status, last, position, num_lines
-
-
-@inlined_kernel
-def _take_plain(text: NDArray[np.uint8], first: int, dialect: Dialect, is_kept: bool) -> tuple[int, int]:
-    """Find the end of a field without quotes: one past its last byte, and where its separator is."""
-    separator = dialect.separator[0]
-    is_long = dialect.separator.shape[0] > 1
-    escape = dialect.escape
-    position = first
-    num_undone = 0
-    while True:
-        byte = text[position]
-        while num_undone == 0 and byte != separator and byte != _NEWLINE and byte != escape:
-            position += 1
-            byte = text[position]
-        is_end = byte == separator and (not is_long or _is_at(text, position, dialect.separator))
-        if is_end or byte == _NEWLINE:
-            break
-        num_taken = 1
-        if byte == escape and _escaped(text, position, dialect, False):
-            num_taken = _escaped(text, position, dialect, False)
-            position += 1
-            num_undone += 1
-        _move(text, position, num_taken, num_undone if is_kept else 0)
-        position += num_taken
-    last = position - num_undone
-    while byte == _NEWLINE and last > first and text[last - 1] == _RETURN:
-        last -= 1
-    while dialect.is_trimmed and last > first and (text[last - 1] == _BLANK or text[last - 1] == _TAB):
-        last -= 1
-    return last, position
 
 
 @kernel
@@ -213,47 +129,116 @@ def split_records(
     Args:
         text: holds lines in ``[first_byte, num_bytes)``, the last byte being a newline.
         columns: per field of a record the row of ``starts`` it goes to, -1 where it is not wanted.
-        starts, stops, num_fields, lines: out, as `Records` has them; 0 where a record is too short.
+        starts: (num_columns, most records) out; 0 where a record is too short.
+        stops: as ``starts``; one past a field's last byte.
+        num_fields: (most records,) out; fields of the record.
+        lines: (most records,) out; lines above the record, from ``first_byte`` on.
 
     Returns:
-        Records found, then what `Records` has of the end.
+        Records found; WHOLE, FULL, UNCLOSED or TRAILING; where it ends: after the last record, at one that
+        is not closed, or at what follows a closing quote; lines above that, or above the quote that is
+        wrong; the field of that quote.
     """
+    separator = dialect.separator[0]
+    is_long = dialect.separator.shape[0] > 1
+    quote = dialect.quote
+    escape = dialect.escape
+    comment = int(dialect.comment[0]) if dialect.comment.shape[0] else _NEWLINE
+    is_trimmed = dialect.is_trimmed
     position = first_byte
-    line = row = 0
+    line = 0
+    row = 0
     while position < num_bytes:
         begin = position
-        position = _after_line(text, begin, dialect.comment)
-        if position > begin:
-            line += 1
-            continue
+        if text[begin] == _NEWLINE or text[begin] == _RETURN or text[begin] == comment:
+            position = _after_line(text, begin, dialect.comment)
+            if position >= 0:
+                line += 1
+                continue
+            position = begin
         if row == num_fields.shape[0]:
             return row, FULL, begin, line, 0
         lines[row] = line
         field = 0
-        is_last = False  # the field ends the line
-        while not is_last:
+        while True:
             column = columns[field] if field < columns.shape[0] else -1
-            if dialect.is_trimmed:
+            if is_trimmed:
                 position = _after_blanks(text, position, dialect)
+            # Bytes of a field that are left out so far: the later ones move left over them.
+            num_undone = 0
             first = position
-            if text[position] == dialect.quote:
-                first += 1
-                limit = min(num_bytes, begin + MAX_RECORD_BYTES + 1)
-                status, last, position, num_lines = _take_quoted(text, first, limit, dialect, column >= 0)
-                if status != WHOLE:
-                    return row, status, begin if status == UNCLOSED else position, line, field
-                line += num_lines
+            if text[position] == quote:
+                position += 1
+                first = position
+                opened = line
+                while True:
+                    if position >= num_bytes or position - begin > MAX_RECORD_BYTES:
+                        return row, UNCLOSED, begin, opened, field
+                    byte = text[position]
+                    num_taken = 1
+                    if byte == quote and text[position + 1] != quote:
+                        break
+                    if byte == quote or (byte == escape and _escaped(text, position, dialect, True)):
+                        num_taken = 1 if byte == quote else _escaped(text, position, dialect, True)
+                        position += 1
+                        num_undone += 1
+                    for _ in range(num_taken):
+                        line += text[position] == _NEWLINE
+                        if num_undone and column >= 0:
+                            text[position - num_undone] = text[position]
+                        position += 1
+                last = position - num_undone
+                position += 1
+                # Only a separator or the end of the line may follow.
+                if is_trimmed:
+                    position = _after_blanks(text, position, dialect)
+                end = position
+                while text[end] == _RETURN:
+                    end += 1
+                if text[end] == _NEWLINE:
+                    position = end
+                elif text[position] != separator or (
+                    is_long and not _is_at(text, position, dialect.separator)
+                ):
+                    return row, TRAILING, position, opened, field
             else:
-                last, position = _take_plain(text, first, dialect, column >= 0)
+                while True:
+                    byte = text[position]
+                    while num_undone == 0 and byte != separator and byte != _NEWLINE and byte != escape:
+                        position += 1
+                        byte = text[position]
+                    if byte == _NEWLINE:
+                        break
+                    if byte == separator and (not is_long or _is_at(text, position, dialect.separator)):
+                        break
+                    num_taken = 1
+                    if byte == escape and _escaped(text, position, dialect, False):
+                        num_taken = _escaped(text, position, dialect, False)
+                        position += 1
+                        num_undone += 1
+                    for _ in range(num_taken):
+                        if num_undone and column >= 0:
+                            text[position - num_undone] = text[position]
+                        position += 1
+                last = position - num_undone
+                if byte == _NEWLINE:
+                    while last > first and text[last - 1] == _RETURN:
+                        last -= 1
+                while is_trimmed and last > first and (text[last - 1] == _BLANK or text[last - 1] == _TAB):
+                    last -= 1
             if column >= 0:
-                starts[column, row], stops[column, row] = first, last
+                starts[column, row] = first
+                stops[column, row] = last
             field += 1
-            is_last = text[position] == _NEWLINE
-            position += 1 if is_last else dialect.separator.shape[0]
-        for column in columns[field:]:
-            if column >= 0:
-                starts[column, row] = stops[column, row] = 0
+            if text[position] == _NEWLINE:
+                break
+            position += dialect.separator.shape[0]
+        for lacking in range(field, columns.shape[0]):
+            if columns[lacking] >= 0:
+                starts[columns[lacking], row] = 0
+                stops[columns[lacking], row] = 0
         num_fields[row] = field
+        position += 1
         line += 1
         row += 1
     return row, WHOLE, position, line, 0
@@ -274,8 +259,7 @@ class Records:
     status: int
     """WHOLE, FULL, UNCLOSED or TRAILING."""
     end: int
-    """Where splitting ends: after the last record, at one that is not closed, or at what follows a closing
-    quote."""
+    """Where splitting ends, as `split_records` returns it."""
     line: int
     """Lines above that, or above the quote that is wrong."""
     field: int
