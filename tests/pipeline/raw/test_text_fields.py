@@ -81,6 +81,8 @@ _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 def naive_float(text: bytes) -> tuple[float, int]:
     if not text:
         return 0.0, MISSING
+    if text.lower() in (b"true", b"false"):
+        return float(text.lower() == b"true"), GOOD
     if not _NUMBER.fullmatch(text) or abs(float(text)) == float("inf"):
         return 0.0, BAD
     return float(text), GOOD
@@ -121,7 +123,7 @@ def test_every_float_is_read_from_its_shortest_text(values: list[float]) -> None
 @given(
     st.lists(st.from_regex(_NUMBER, fullmatch=True), max_size=8), st.lists(st.binary(max_size=6), max_size=8)
 )
-@example([b"9007199254740992", b"-9007199254740993e-22"], [b"1e"])
+@example([b"9007199254740992", b"-9007199254740993e-22"], [b"1e", b"tRue", b"false", b"false "])
 @settings(deadline=None, max_examples=100)
 def test_any_text_is_read_or_refused_as_the_grammar_says(numbers: list[bytes], others: list[bytes]) -> None:
     check(numbers + others)
