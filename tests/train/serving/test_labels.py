@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +115,9 @@ def test_values_are_predicted_and_scored_as_values(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_exported_programs_name_their_outputs(folder: Path, tmp_path: Path) -> None:
+    has_onnx = bool(find_spec("onnxruntime") and find_spec("onnxscript"))
     for name, outputs in (("both", "probability, logit"), ("values", "prediction, logit")):
-        export_run(folder / f"{name} run", tmp_path / name)
+        export_run(folder / f"{name} run", tmp_path / name, ExportConfig(onnx=has_onnx))
         readme = (tmp_path / name / "README.md").read_text()
         assert f"    {outputs} = model(*inputs.for_torch(columns))\n" in readme
         assert ("in this order: click, buy it." in readme) == (name == "both")
@@ -123,6 +126,10 @@ def test_exported_programs_name_their_outputs(folder: Path, tmp_path: Path) -> N
         with torch.no_grad():
             predicted, logit = model(*ServingInputs(tmp_path / name).for_torch(columns))
         assert predicted.shape == logit.shape == ((2, 2) if name == "both" else (2,))
+        if has_onnx:
+            session = import_module("onnxruntime").InferenceSession(str(tmp_path / name / "model.onnx"))
+            found = session.run(outputs.split(", "), ServingInputs(tmp_path / name).for_onnx(columns))
+            np.testing.assert_allclose(found, [predicted.numpy(), logit.numpy()], rtol=1e-5, atol=1e-5)
 
 
 def test_changes_lead_to_runs_of_the_same_labels(folder: Path, tmp_path: Path) -> None:
