@@ -1,0 +1,225 @@
+"""The models of docs/examples: the numbers of plain torch, equal bits of all placements, and predictions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import hotset
+from hotset.pipeline.errors import HotsetError
+from hotset.tests.support.trained_models import no_log
+from hotset.train.build import build_trainer
+from hotset.train.build_model import import_class
+from hotset.train.config import TrainConfig
+from hotset.train.data.dataset import ShardDataset
+from hotset.train.data.shards import Shards
+from hotset.train.loop import run_steps
+from hotset.train.model.shapes import ModelInputs
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs/examples"
+LABELS = ("click", "conversion")
+SCHEMA = """
+format = "parquet"
+{labels}
+dense = ["age", "price"]
+
+[sparse]
+user = "integer"
+item = "integer"
+tags = { kind = "integer", list = true }
+"""
+
+Weights = dict[str, torch.Tensor]
+Rows = Sequence[torch.Tensor]
+
+
+def mlp(weights: Weights, name: str, inputs: torch.Tensor) -> torch.Tensor:
+    """An MLP with ReLU between its layers."""
+    numbers = sorted({int(key.split(".")[-2]) for key in weights if key.startswith(f"{name}.")})
+    for number in numbers:
+        inputs = inputs @ weights[f"{name}.{number}.weight"].T + weights[f"{name}.{number}.bias"]
+        inputs = inputs if number == numbers[-1] else inputs.clamp(min=0)
+    return inputs
+
+
+def deepfm(weights: Weights, dense: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Every pair of fields by itself."""
+    first = weights["bias"] + dense @ weights["dense_weights"]
+    fields = [dense[:, k : k + 1] * weights["dense_vectors"][k] for k in range(dense.shape[1])]
+    for row in rows:
+        first = first + row[:, 0]
+        fields.append(row[:, 1:])
+    for i in range(len(fields)):
+        for j in range(i):
+            first = first + (fields[i] * fields[j]).sum(1)
+    return torch.sigmoid(first.unsqueeze(1) + mlp(weights, "deep", torch.cat(fields, dim=1)))
+
+
+def esmm(weights: Weights, dense: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """The product of two probabilities, as published."""
+    inputs = torch.cat([dense, *rows], dim=1)
+    click = torch.sigmoid(mlp(weights, "click", inputs))
+    return torch.cat([click, click * torch.sigmoid(mlp(weights, "conversion", inputs))], dim=1)
+
+
+def mmoe(weights: Weights, dense: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Experts one by one."""
+    inputs = torch.cat([dense, *rows], dim=1)
+    found = []
+    for label in range(len(LABELS)):
+        shares = (inputs @ weights[f"gates.{label}.weight"].T).exp()
+        mixed: Any = 0
+        for expert in range(shares.shape[1]):
+            share = shares[:, expert] / shares.sum(1)
+            layer = weights[f"experts.{expert}.0.weight"].T
+            mixed = mixed + share[:, None] * (inputs @ layer + weights[f"experts.{expert}.0.bias"]).relu()
+        found.append(torch.sigmoid(mlp(weights, f"towers.{label}", mixed)))
+    return torch.cat(found, dim=1)
+
+
+Twin = Callable[[Weights, torch.Tensor, Rows], torch.Tensor]
+MODELS: list[tuple[str, Twin, str]] = [
+    ("deepfm:DeepFM", deepfm, "one"),
+    ("esmm:ESMM", esmm, "both"),
+    ("mmoe:MMoE", mmoe, "both"),
+]
+every_model = pytest.mark.parametrize(("name", "twin", "data"), MODELS, ids=[each[0] for each in MODELS])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of clicks and conversions, and its shards with one label and with both."""
+    folder = tmp_path_factory.mktemp("examples")
+    rng = np.random.default_rng(7)
+    user_N, item_N = rng.integers(0, 60, 800), rng.integers(0, 90, 800)
+    is_click_N = rng.random(800) < 1 / (1 + np.exp(-3 * np.sin(user_N) - np.cos(item_N)))
+    columns = {
+        "click": is_click_N.astype(int),
+        "conversion": (is_click_N & (rng.random(800) < (1 + np.sin(item_N)) / 2)).astype(int),
+        "user": user_N,
+        "item": item_N,
+        "tags": [rng.integers(0, 20, rng.integers(0, 4)).tolist() for _ in range(800)],
+        "age": rng.integers(0, 90, 800),
+        "price": rng.integers(0, 9, 800),
+    }
+    pl.DataFrame(columns).write_parquet(folder / "log.parquet")
+    for name, labels in (("one", 'label = "click"'), ("both", f"labels = {json.dumps(LABELS)}")):
+        (folder / f"{name}.toml").write_text(SCHEMA.replace("{labels}", labels))
+        hotset.preprocess(
+            folder / "log.parquet",
+            folder / name,
+            schema=folder / f"{name}.toml",
+            batch_size=32,
+            embedding_dim=4,
+            eval_fraction=0.25,
+            hot_bytes=1024,
+            workers=1,
+            progress=False,
+        )
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def as_double(weights: Any) -> Weights:
+    return {name: value.double() for name, value in weights.items()}
+
+
+@every_model
+@pytest.mark.parametrize("scale", [0.1, 10])
+def test_forward_is_that_of_plain_torch(name: str, twin: Twin, data: str, scale: float, folder: Path) -> None:
+    inputs = ModelInputs.of(Shards.open(folder / data))
+    torch.manual_seed(0)
+    module = import_class(name)(inputs)
+    dense = torch.rand(50, inputs.num_dense) * scale
+    rows = {table.name: torch.randn(50, table.embedding_dim) * scale for table in inputs.tables}
+    found = torch.sigmoid(module(dense, rows)).reshape(50, -1)
+    weights = as_double(module.state_dict())
+    wanted = twin(weights, dense.double(), [row.double() for row in rows.values()])
+    torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
+
+
+@every_model
+def test_training_is_that_of_plain_torch(name: str, twin: Twin, data: str, folder: Path) -> None:
+    shards = Shards.open(folder / data)
+    plain: dict[str, Any] = {"embedding_optimizer": "sgd", "dense_optimizer": "sgd"}
+    trainer = build_trainer(shards, TrainConfig(model=name, seed=3, embedding_lr=0.1, dense_lr=0.1, **plain))
+    before = as_double(trainer.weights())
+    run_steps(trainer, no_log)
+
+    weights = {key: value.clone().requires_grad_() for key, value in before.items()}
+    prefix = "dense.module."
+    layers = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+    for batch in ShardDataset(folder / data, seed=3):
+        rows = []
+        for table in shards.tables:
+            matrix, ids = weights[table_name(weights, table.name)], batch[table.name].long()
+            if table.is_multi_hot:
+                offsets = batch[f"{table.name}_offsets"]
+                bags = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff())
+                rows.append(torch.zeros(len(offsets) - 1, 4).double().index_add(0, bags, matrix[ids]))
+            else:
+                rows.append(matrix[ids])
+        probability = twin(layers, batch["dense"].double(), rows)
+        labels = torch.stack([batch[key] for key in ("label", "label_conversion") if key in batch], dim=1)
+        chance = torch.where(labels == 1, probability, 1 - probability)
+        grads = torch.autograd.grad(-chance.log().sum() / shards.batch_size, list(weights.values()))
+        with torch.no_grad():
+            for value, grad in zip(weights.values(), grads, strict=True):
+                value -= 0.1 * grad
+    for key, value in as_double(trainer.weights()).items():
+        torch.testing.assert_close(value, weights[key].detach(), atol=1e-5, rtol=1e-5)
+        assert not torch.equal(value, before[key])
+
+
+def table_name(weights: Weights, name: str) -> str:
+    (found,) = [key for key in weights if key.split(".")[-1] == name or key == name]
+    return found
+
+
+@every_model
+def test_all_placements_give_the_same_bits(
+    name: str, twin: Twin, data: str, folder: Path, tmp_path: Path
+) -> None:
+    found = []
+    for placement, threads in (("all-fast", 1), ("lookahead", 2), ("hybrid", 2)):
+        out = tmp_path / placement
+        settings: dict[str, Any] = {"placement": placement, "threads": threads, "staging_bytes": 4096}
+        run = hotset.fit(folder / data, out, model=name, epochs=2, progress=False, **settings)
+        assert run.summary.auc is not None and run.summary.auc > 0.5
+        found.append((out / "weights.safetensors").read_bytes())
+    assert found[0] == found[1] == found[2]
+
+
+@every_model
+def test_a_run_predicts(name: str, twin: Twin, data: str, folder: Path, tmp_path: Path) -> None:
+    hotset.fit(folder / data, tmp_path / "run", model=name, progress=False)
+    found = hotset.predict(tmp_path / "run", pl.read_parquet(folder / "log.parquet"), progress=False)
+    if data == "one":
+        assert found["probability"].is_between(0, 1).all()
+        return
+    click, conversion = (found[f"probability_{label}"] for label in LABELS)
+    assert click.is_between(0, 1).all() and conversion.n_unique() > 100
+    # A conversion is a click, too: ESMM cannot say otherwise.
+    assert name != "esmm:ESMM" or (conversion < click).all()
+
+
+def test_an_example_refuses_another_log(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match=r"esmm\.py, line \d+: ValueError: the labels are \(\), want two"):
+        hotset.fit(folder / "one", tmp_path / "run", model="esmm:ESMM", progress=False)
+
+
+def test_examples_are_short() -> None:
+    sizes = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert len(sizes) == len(MODELS) and max(sizes.values()) <= 80
