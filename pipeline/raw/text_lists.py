@@ -150,7 +150,8 @@ def split_lists(
             if has_brackets:
                 position = _after_quotes(text, begin, stop, separator, weight_separator)
             while position < stop and not (
-                text[position] == separator[0] and _is_at(text, position, stop, separator)
+                text[position] == separator[0]
+                and (separator.shape[0] == 1 or _is_at(text, position, stop, separator))
             ):
                 position += 1
             is_last = position >= stop

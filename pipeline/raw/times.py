@@ -209,21 +209,25 @@ def _read_part(text: NDArray[np.uint8], first: int, stop: int, code: int) -> tup
 @kernel
 def _read_clock(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int]:
     """Return the seconds in ``HH:MM[:SS[.fraction]]``, _NO_TIME for anything else, and the position after."""
-    hour, position = _read_part(text, first, stop, _HOUR)
-    if hour == _NO_TIME or position >= stop or text[position] != _COLON:
+    hour, position = _read_number(text, first, stop, 2)
+    if hour < 0 or hour > 23 or position >= stop or text[position] != _COLON:
         return _NO_TIME, first
-    minute, position = _read_part(text, position + 1, stop, _MINUTE)
+    minute, position = _read_number(text, position + 1, stop, 2)
+    if minute < 0 or minute > 59:
+        return _NO_TIME, first
     second = 0
     if position < stop and text[position] == _COLON:
-        second, position = _read_part(text, position + 1, stop, _SECOND)
-        # A fraction of any length follows a point, or the comma of ISO 8601.
+        second, position = _read_number(text, position + 1, stop, 2)
+        if second < 0 or second > 59:
+            return _NO_TIME, first
+        # A fraction follows a point, or the comma of ISO 8601.
         if position < stop and (text[position] == 46 or text[position] == 44):
-            point = position
-            _, position = _read_number(text, point + 1, stop, stop)
-            if position == point + 1:
+            digit, end = _read_number(text, position + 1, stop, 1)
+            if digit < 0:
                 return _NO_TIME, first
-    if minute == _NO_TIME or second == _NO_TIME:
-        return _NO_TIME, first
+            position = end
+            while position < stop and _ZERO <= text[position] <= _ZERO + 9:
+                position += 1
     return hour * 3600 + minute * 60 + second, position
 
 
@@ -231,14 +235,14 @@ def _read_clock(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, in
 def _read_time(text: NDArray[np.uint8], first: int, stop: int) -> int:
     """Return the seconds since 1970 of one time; _NO_TIME for anything else, see `parse_times`."""
     # The date: its parts are all between dashes, or all between slashes.
-    year, position = _read_part(text, first, stop, _YEAR)
-    if year == _NO_TIME or position >= stop or (text[position] != _MINUS and text[position] != _SLASH):
+    year, position = _read_number(text, first, stop, 4)
+    if position != first + 4 or position >= stop or (text[position] != _MINUS and text[position] != _SLASH):
         return _NO_TIME
     mark = text[position]
-    month, position = _read_part(text, position + 1, stop, _MONTH)
+    month, position = _read_number(text, position + 1, stop, 2)
     if position >= stop or text[position] != mark:
         return _NO_TIME
-    day, position = _read_part(text, position + 1, stop, _DAY)
+    day, position = _read_number(text, position + 1, stop, 2)
     days = _days_of(year, month, day)
     if days == _NO_TIME:
         return _NO_TIME
