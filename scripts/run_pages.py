@@ -144,10 +144,12 @@ def run_block(block: Block, folder: Path, python: Path) -> subprocess.CompletedP
         given = (folder / "given.py").read_text() if (folder / "given.py").exists() else ""
         (folder / "program.py").write_text(given + text)
         (folder / "last.py").write_text(text)
-    command = (
-        [str(python), "program.py"] if block.kind == "python" else ["bash", "-euo", "pipefail", "-c", text]
-    )
-    return run(command, folder, python)
+    if block.kind != "python":
+        return run(["bash", "-euo", "pipefail", "-c", text], folder, python)
+    # A program of ranks is started by their launcher.
+    on_ranks = [str(python.parent / "torchrun"), "--nproc-per-node", "2"]
+    launcher = on_ranks if "init_process_group" in text else [str(python)]
+    return run([*launcher, "program.py"], folder, python)
 
 
 def run(command: list[str], folder: Path, python: Path) -> subprocess.CompletedProcess[str]:
