@@ -225,7 +225,8 @@ def main() -> None:
         base.mkdir()
         check("preparation", run(["bash", "-euo", "pipefail", "-c", PREPARE], base, python))
         check("preparation", run([str(python), "-c", CLICKS], base, python))
-        shutil.copy(ROOT / "docs/taobao.toml", base)
+        for file in (ROOT / "docs/taobao.toml", *(ROOT / "docs/examples").glob("*.py")):
+            shutil.copy(file, base)
         failed = sum(run_page(page, base, folder / page.replace("/", "-"), python) for page in given.pages)
     sys.exit(f"{failed} blocks failed" if failed else 0)
 
