@@ -1,9 +1,10 @@
-"""The models of docs/examples: the numbers of plain torch, equal bits of all placements, and predictions."""
+"""The models of docs/examples: the numbers of plain torch, equal bits, predictions and exports."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ import torch
 
 import hotset
 from hotset.pipeline.errors import HotsetError
+from hotset.tests.support.processes.kills import Killed
 from hotset.tests.support.trained_models import no_log
 from hotset.train.build import build_trainer
 from hotset.train.build_model import import_class
-from hotset.train.config import TrainConfig
+from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
 from hotset.train.model.shapes import ModelInputs
+from hotset.train.run import RunOptions, train
+from hotset.train.serving.serving_inputs import ServingInputs
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs/examples"
 LABELS = ("click", "conversion")
@@ -213,6 +217,42 @@ def test_a_run_predicts(name: str, twin: Twin, data: str, folder: Path, tmp_path
     assert click.is_between(0, 1).all() and conversion.n_unique() > 100
     # A conversion is a click, too: ESMM cannot say otherwise.
     assert name != "esmm:ESMM" or (conversion < click).all()
+
+
+@pytest.mark.slow
+@every_model
+def test_an_exported_program_gives_the_probabilities(
+    name: str, twin: Twin, data: str, folder: Path, tmp_path: Path
+) -> None:
+    hotset.fit(folder / data, tmp_path / "run", model=name, progress=False)
+    hotset.export(tmp_path / "run", tmp_path / "out")
+    log = pl.read_parquet(folder / "log.parquet")[:100]
+    program: Any = torch.export.load(tmp_path / "out/model.pt2").module()
+    with torch.no_grad():
+        found, _ = program(*ServingInputs(tmp_path / "out").for_torch(log.to_dict(as_series=False)))
+    predicted = hotset.predict(tmp_path / "run", log, progress=False)
+    wanted = predicted.select(pl.col("^probability.*$")).to_numpy().squeeze()
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6)
+
+
+@every_model
+def test_a_killed_run_ends_with_the_same_bits(
+    name: str, twin: Twin, data: str, folder: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(model=name)
+    train(folder / data, config, tmp_path / "whole")
+
+    def progress(stage: str, done: int, *_: Any) -> None:
+        if stage == "train" and done >= 12 * 32:
+            raise Killed
+
+    options = RunOptions(checkpoints=CheckpointSettings(checkpoint_every=5))
+    with pytest.raises(Killed):
+        train(folder / data, config, tmp_path / "killed", replace(options, progress=progress))
+    assert not (tmp_path / "killed/weights.safetensors").exists()
+    train(folder / data, config, tmp_path / "killed", options)
+    found = [(tmp_path / run / "weights.safetensors").read_bytes() for run in ("whole", "killed")]
+    assert found[0] == found[1]
 
 
 def test_an_example_refuses_another_log(folder: Path, tmp_path: Path) -> None:
