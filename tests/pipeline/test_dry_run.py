@@ -404,7 +404,7 @@ def test_an_extension_rebuilds_what_was_made_from_fewer_logs(tmp_path: Path, is_
     assert states[2].why == ("begun" if is_begun else "made") + " from fewer logs"
     # Without --extend the longer log is refused, with the option in the hint.
     refused = stage_states(tmp_path, longer)[0]
-    assert refused.state == REFUSED and "--extend, which adds the 1" in str(refused.hint)
+    assert refused.state == REFUSED and "--extend, which adds the last 1" in str(refused.hint)
 
 
 SAMPLE = LogSample(
