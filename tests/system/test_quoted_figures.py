@@ -194,6 +194,16 @@ def fuxictr(result: Result) -> list[str]:
     return [f"{result['mean_auc'][name]:.4f}" for name in ("FuxiCTR", "hotset")]
 
 
+def first_hour(result: Result) -> list[str]:
+    """Seconds of a first and of a later demo, how far their rates differ, and seconds of short commands."""
+    demo, answers = result["demo"], result["answers"]
+    return [
+        *(f"{demo[name]['wall_seconds']:.1f} s" for name in ("cold", "warm")),
+        f"{100 * max(abs(ratio - 1) for ratio in demo['cold / warm'].values()):.0f}%",
+        *(f"{answers[name]['wall_seconds']:.2f} s" for name in ("hotset --help", "hotset train NOPE")),
+    ]
+
+
 def checkouts(result: Result) -> list[str]:
     ratios = [each["cpu_ratio"] for each in result["train"]]
     return [
@@ -474,6 +484,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "placements-plan-2m": placement_plans,
     "placements-plan-2m-original": placement_plans,
     "checkouts": checkouts,
+    "first-hour": first_hour,
     "window": window,
     "logs": logs,
     "logs-memory": logs_memory,
