@@ -211,6 +211,7 @@ def checkouts(result: Result) -> list[str]:
         f"{result['preprocess']['cpu_ratio']:.2f}x",
         f"{min(ratios):.2f}",
         f"{max(ratios):.2f}",
+        *map(str, result["settings"]["embedding_dims"]),
     ]
 
 
