@@ -36,7 +36,7 @@ from .build_model import (
     predicts,
     warn_of_probabilities,
 )
-from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig, parse_loss_weights
+from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig
 from .data.batch import MicroBatches
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from .data.shards import Shards
@@ -52,6 +52,7 @@ from .optimizing import DenseUpdate, LearningRates, Stopping
 from .placements.placements import num_planned_steps, num_steps_ahead, spills
 from .placements.step_source import StepSource
 from .ranks.ranks import OneRank, Ranks
+from .recipe_options import parse_loss_weights
 from .rows.embeddings import Embeddings, refill_stores, restore_rows
 from .rows.tiers import HostMemory
 from .step import HostSteps, StepParts, StepRunner
@@ -110,11 +111,7 @@ def build_trainer(
 
     num_done = start.num_done if start is not None else 0
     coded, build_sums = _build_codecs(shards, config, ranks, exchange or ChosenExchange(), num_done)
-    answers = Answers(
-        labels=choose_labels(config, shards.labels),
-        predicts=predicts(config.loss, loss_source),
-        negative_rate=config.negative_rate,
-    )
+    answers = _answers_of(shards, config, loss_source)
     objective = _build_objective(shards, config, answers, loss_source)
     layers = (shards, config, chosen_model, tools, threads)
     model, dense = _build_dense_layers(*layers, build_sums, objective, answers.labels, model_source)
@@ -125,13 +122,9 @@ def build_trainer(
     order = _build_order(shards, config, order, predictor, start)
     source = _build_step_source(shards, config, tools, embeddings, order, start)
 
-    optimizers = build_dense_optimizers(
-        model,
-        config.optimizers(shards.embedding_optimizer),
-        threads.num_threads,
-        config.recipe.dense_decay,
-        is_tiled=isinstance(dense, TiledStep),
-    )
+    chosen = config.optimizers(shards.embedding_optimizer)
+    decay, is_tiled = config.recipe.dense_decay, isinstance(dense, TiledStep)
+    optimizers = build_dense_optimizers(model, chosen, threads.num_threads, decay, is_tiled=is_tiled)
     update = DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient)
     parts = StepParts(embeddings, dense, update.prepare, [each.step for each in optimizers], threads)
     stopping = Stopping(config.recipe)
@@ -154,6 +147,13 @@ def build_trainer(
         before_step=[] if embeddings.hot_copies is None else [embeddings.hot_copies.before_step],
         resumables={"stopping": stopping},
     )
+
+
+def _answers_of(shards: Shards, config: TrainConfig, loss_source: LossSource | None) -> Answers:
+    """Return what the logits of the run mean."""
+    labels = choose_labels(config, shards.labels)
+    predicted = predicts(config.loss, loss_source)
+    return Answers(labels=labels, predicts=predicted, negative_rate=config.negative_rate)
 
 
 def _build_codecs(

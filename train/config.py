@@ -18,7 +18,13 @@ from ..pipeline.errors import ByteSize, ConfigError, check_fields, require_at_le
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
 from ..pipeline.schema.schema import nearest
 from ..pipeline.settings import LastBatch
-from .recipe_options import RecipeOptions, parse_steps_or_time, require_time
+from .recipe_options import (
+    RecipeOptions,
+    parse_loss_weights,
+    parse_steps_or_time,
+    require_share,
+    require_time,
+)
 
 EXACT_CODEC = "none"
 FIXED_CODECS = (EXACT_CODEC, "fp16", "bf16", "int8")
@@ -295,34 +301,6 @@ def parse_arguments(text: str | None) -> dict[str, Any]:
     return found
 
 
-def parse_loss_weights(text: str | None) -> dict[str, float]:
-    """Return the loss weights of labels by name, from ``click=1,buy=0.2``.
-
-    Raises:
-        ConfigError: a weight is no number of 0 or more, or a name is there twice.
-    """
-    found: dict[str, float] = {}
-    for each in text.split(",") if text is not None else ():
-        name, equals, number = each.rpartition("=")
-        try:
-            weight = float(number) if equals else -1.0
-        except ValueError:
-            weight = -1.0
-        if not (name and 0 <= weight <= MOST_LOSS_WEIGHT) or name in found:
-            raise ConfigError(
-                f"loss_weights: want LABEL=WEIGHT with commas between, each label once, got {each!r}",
-                hint="write them like click=1,buy=0.2, numbers of 0 or more",
-            )
-        found[name] = weight
-    return found
-
-
-def require_share(name: str, share: float | None) -> None:
-    """Raise ConfigError unless a share that is given is in (0, 1]."""
-    if share is not None and not 0 < share <= 1:
-        raise ConfigError(f"{name} must be above 0 and at most 1, got {share}")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig(JsonRecord):
     """A dense model without the sizes that the shards decide."""
@@ -422,8 +400,6 @@ class Optimizers:
     dense_lr: float
 
 
-MOST_LOSS_WEIGHT = 2.0**64
-"""Far more than a loss is multiplied with, and far less than a float32 holds."""
 MOST_THREADS = 1024
 """More threads of the dense layers than a machine has cores; torch dies of a signal at some ten thousand."""
 MOST_MICRO_BATCHES = 1024

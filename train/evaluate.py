@@ -22,7 +22,6 @@ from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX, GROUP, WEIGHT
 from .build_embeddings import RowTools, build_groups, open_device, set_threads
 from .build_model import ModelSource, build_model, pooled_step
-from .config import require_share
 from .data.batch import Batch, EmbeddingTable, MicroBatches, with_histories
 from .data.shards import EvaluationPart, Part, Shards
 from .dense.dense_step import DenseStep, build_dense_step
@@ -31,6 +30,7 @@ from .model.layers import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
 from .placements.placements import AllFast, Hybrid
 from .ranks.ranks import OneRank, Ranks
+from .recipe_options import require_share
 from .rows.embeddings import Embeddings
 from .rows.optimizers import RowOptimizer
 from .run_config import CONFIG, RunConfig, read_config

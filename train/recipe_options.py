@@ -1,4 +1,4 @@
-"""Options of optimization and run length, and of recurring intervals.
+"""Options of optimization, losses and run length, and of recurring intervals.
 
 They are a part of the run's config. Imports nothing heavy.
 """
@@ -18,6 +18,10 @@ _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 _HINT = "write steps as 500, a time as 30s, 10min or 2h, or off"
 OFF = "off"
 """Text of an interval that never ends."""
+
+
+MOST_LOSS_WEIGHT = 2.0**64
+"""Far more than a loss is multiplied with, and far less than a float32 holds."""
 
 
 def seconds_of(text: str) -> float | None:
@@ -189,3 +193,31 @@ class RecipeOptions(JsonRecord):
                 f"decay_steps is of no use with the schedule {self.lr_schedule}",
                 hint="give --lr-schedule linear, cosine or polynomial too",
             )
+
+
+def parse_loss_weights(text: str | None) -> dict[str, float]:
+    """Return the loss weights of labels by name, from ``click=1,buy=0.2``.
+
+    Raises:
+        ConfigError: a weight is no number of 0 or more, or a name is there twice.
+    """
+    found: dict[str, float] = {}
+    for each in text.split(",") if text is not None else ():
+        name, equals, number = each.rpartition("=")
+        try:
+            weight = float(number) if equals else -1.0
+        except ValueError:
+            weight = -1.0
+        if not (name and 0 <= weight <= MOST_LOSS_WEIGHT) or name in found:
+            raise ConfigError(
+                f"loss_weights: want LABEL=WEIGHT with commas between, each label once, got {each!r}",
+                hint="write them like click=1,buy=0.2, numbers of 0 or more",
+            )
+        found[name] = weight
+    return found
+
+
+def require_share(name: str, share: float | None) -> None:
+    """Raise ConfigError unless a share that is given is in (0, 1]."""
+    if share is not None and not 0 < share <= 1:
+        raise ConfigError(f"{name} must be above 0 and at most 1, got {share}")

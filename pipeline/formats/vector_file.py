@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..errors import MIB, InputError, first_line, raise_system_fault
+from ..raw.column_values import is_list
 
 CATEGORY = "category"
 _CATEGORIES, _VECTORS = "categories.npy", "vectors.npy"
@@ -122,7 +123,7 @@ class VectorFile:
             if not self.column:
                 raise self._misfit(f"has no column {' or '.join(map(repr, self._names))}")
             others = [name for name in fields.names if name != self.column]
-            lists = [name for name in others if _is_list(fields.field(name).type)]
+            lists = [name for name in others if is_list(fields.field(name).type)]
             if lists and len(others) > 1:
                 raise self._misfit(f"has the columns {', '.join(others)}: want one of lists")
             for name in others:
@@ -215,8 +216,3 @@ def _floats(array: Any) -> NDArray[np.float32]:
 def _float32(values: NDArray[Any]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
-
-
-def _is_list(kind: Any) -> bool:
-    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(test(kind) for test in tests)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import RecordError
 from ...pipeline.schema.schema import nearest
-from ..config import DLRM_NAMES, ModelConfig, TrainConfig, parse_arguments, parse_loss_weights
+from ..config import DLRM_NAMES, ModelConfig, TrainConfig, parse_arguments
+from ..recipe_options import parse_loss_weights
 from .shapes import PRESETS, preset_name, preset_widths
 
 _CROSS_OPTIONS = ("cross_layers", "cross_rank")

@@ -24,8 +24,8 @@ from ...train.config import (
     TrainConfig,
     is_first,
     is_launched,
-    require_share,
 )
+from ...train.recipe_options import require_share
 from ...train.run_config import read_config
 from ..command_list import JsonCommand, config_of
 from ..console import (
