@@ -37,6 +37,7 @@ FLOORS = {
     "train": (
         "fit",
         "own_loop run",
+        "torchrec",
         "build run_log verify_run",
         "build_ranks checkpoints",
         "loop serving",

@@ -1,0 +1,364 @@
+"""Batches of one rank for TorchRec: replicated ids, distinct sharded ids and their places.
+
+Ids are ranks, so a number of rows divides each table: the first ones are *hot* here and replicated on every
+rank, the others are *cold* and sharded. The number may differ from the ``num_hot`` of the shards. All ranks
+read the whole batch and take consecutive samples of it, and so they know without a message whether any of
+them looks up a cold row. If none does, the batch is hot-only and no rank calls the sharded tables, whose
+exchange would wait for the others.
+
+TorchRec sends one vector for each id that it is given, so it is given the distinct cold ids of a rank. The
+bags name them by their place among these vectors.
+
+Shapes: B samples of the rank, F features and T tables with cold rows of one embedding dimension, P = F * B
+bags (feature after feature, sample after sample), N hot and M cold lookups, C distinct cold rows, K dense
+features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ConfigError, require_at_least
+from ...pipeline.folders.totals import by_feature, for_features
+from ..config import Pooling
+from ..data.batch import Batch, EmbeddingTable
+from ..data.batch_order import BatchOrder
+from ..data.shards import Shards
+from ..model.shapes import tables_by_dim
+from ..threads import BackgroundIterator
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfDim:
+    """The tables of one embedding dimension, and how their rows are divided."""
+
+    embedding_dim: int
+    tables: tuple[int, ...]
+    """Positions among the tables of the shards."""
+    features: tuple[int, ...]
+    """Positions among the features of the shards."""
+    first_hot_T: tuple[int, ...]
+    """Where the replicated rows of each of ``tables`` begin in the matrix of all of them."""
+    num_hot: int
+    """Rows of that matrix."""
+    cold_tables: tuple[str, ...]
+    """Names of the tables with sharded rows, in the order of the shards."""
+    num_cold_T: tuple[int, ...]
+    """Sharded rows of each of ``cold_tables``."""
+    is_mean_F: tuple[bool, ...]
+    """Whether the rows of a bag are averaged, for each of ``features``."""
+
+
+@dataclass(frozen=True)
+class ReplicatedRows:
+    """How many rows of each table every rank holds.
+
+    Args:
+        tables: those of the shards.
+        num_replicated: the first rows of each table, replicated; the others are sharded.
+        pooling: of features with lists.
+
+    Raises:
+        ConfigError: not one number for each table, or a number that is not in [0, num_rows].
+    """
+
+    tables: tuple[EmbeddingTable, ...]
+    num_replicated: tuple[int, ...]
+    pooling: Pooling = "sum"
+    groups: tuple[RowsOfDim, ...] = field(init=False)
+    """One for each embedding dimension, in the order of their first table."""
+
+    def __post_init__(self) -> None:
+        if len(self.num_replicated) != len(self.tables):
+            raise ConfigError(
+                f"num_replicated has {len(self.num_replicated)} numbers, "
+                f"and the log {len(self.tables)} tables"
+            )
+        for table, number in zip(self.tables, self.num_replicated, strict=True):
+            if not 0 <= number <= table.num_rows:
+                raise ConfigError(
+                    f"num_replicated of table {table.name!r} must be in [0, {table.num_rows}], got {number}"
+                )
+        dims = [table.embedding_dim for table in self.tables]
+        groups = [self._group(dim, chosen) for dim, chosen in tables_by_dim(dims).items()]
+        object.__setattr__(self, "groups", tuple(groups))
+
+    def _group(self, dim: int, chosen: tuple[int, ...]) -> RowsOfDim:
+        own = for_features(self.tables, range(len(self.tables)))
+        features = tuple(feature for feature, table in enumerate(own) if table in chosen)
+        is_list = [feature.is_multi_hot for feature in by_feature(self.tables)]
+        hot_T = [self.num_replicated[table] for table in chosen]
+        cold = {
+            self.tables[table].name: self.tables[table].num_rows - hot
+            for table, hot in zip(chosen, hot_T, strict=True)
+            if self.tables[table].num_rows > hot
+        }
+        return RowsOfDim(
+            dim,
+            chosen,
+            features,
+            tuple(sum(hot_T[:place]) for place in range(len(hot_T))),
+            sum(hot_T),
+            tuple(cold),
+            tuple(cold.values()),
+            tuple(self.pooling == "mean" and is_list[feature] for feature in features),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLookups:
+    """The lookups of a rank's samples in the tables of one embedding dimension."""
+
+    embedding_dim: int
+    hot_ids_N: torch.Tensor
+    """Rows of the replicated matrix, int64, bag after bag."""
+    hot_offsets_P1: torch.Tensor
+    """Where the hot lookups of each bag begin, and the end of the last, int64."""
+    cold_ids_C: torch.Tensor
+    """Distinct sharded rows, int64: from the first one of their table, ascending, table after table."""
+    cold_lengths_T: torch.Tensor
+    """Distinct sharded rows of each table that has such rows, int32."""
+    cold_places_M: torch.Tensor
+    """Position in ``cold_ids_C`` of each cold lookup, int64, bag after bag."""
+    cold_offsets_P1: torch.Tensor
+    """Where the cold lookups of each bag begin, and the end of the last, int64."""
+    mean_lengths_FB: torch.Tensor | None = None
+    """By what the sum of each bag is divided, float32: its whole length, or 1; None: nothing is averaged."""
+    cold_tables: tuple[str, ...] = ()
+    """Names of the tables with sharded rows."""
+
+    def keyed_jagged(self) -> Any:
+        """Return the distinct rows as a KeyedJaggedTensor of one sample, for an EmbeddingCollection."""
+        from torchrec import KeyedJaggedTensor
+
+        return KeyedJaggedTensor(list(self.cold_tables), self.cold_ids_C, lengths=self.cold_lengths_T)
+
+
+@dataclass(frozen=True, slots=True)
+class RankBatch:
+    """The samples of one rank of a training batch.
+
+    TorchRec's pipelines can move it: it has their ``to``, ``record_stream`` and ``pin_memory``.
+    """
+
+    step: int
+    """Position of the batch in the run's order, from 0."""
+    number: int
+    """Training batch of the shards."""
+    is_hot_only: bool
+    """Whether no rank looks up a sharded row."""
+    num_samples: int
+    """Samples of this rank."""
+    global_samples: int
+    """Samples of all ranks."""
+    label_B: torch.Tensor
+    """Labels, float32."""
+    dense_BK: torch.Tensor
+    """Dense features, float32."""
+    groups: tuple[GroupLookups, ...]
+    """One for each embedding dimension, as in `ReplicatedRows`."""
+    of_samples: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """(B,) each, where the log has it: other labels and weight, float32; group, int64; has_group, bool."""
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> RankBatch:
+        """Return the batch on a device."""
+        moved: RankBatch = _with_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return moved
+
+    def pin_memory(self) -> RankBatch:
+        """Return the batch in page-locked memory of the host."""
+        pinned: RankBatch = _with_tensors(self, torch.Tensor.pin_memory)
+        return pinned
+
+    def record_stream(self, stream: Any) -> None:
+        """Keep the memory of the batch until a stream has used it."""
+
+        def record(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        _with_tensors(self, record)
+
+
+def _with_tensors(held: Any, change: Any) -> Any:
+    """Return a copy of a batch, or of a part of it, whose tensors are changed."""
+    if isinstance(held, torch.Tensor):
+        return change(held)
+    if isinstance(held, tuple):
+        return tuple(_with_tensors(each, change) for each in held)
+    if isinstance(held, Mapping):
+        return {name: _with_tensors(each, change) for name, each in held.items()}
+    if isinstance(held, (RankBatch, GroupLookups)):
+        return replace(
+            held, **{each.name: _with_tensors(getattr(held, each.name), change) for each in fields(held)}
+        )
+    return held
+
+
+def part_of_rank(num_samples: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Return the first and the last-plus-one sample of a rank: as even parts as whole samples allow."""
+    return num_samples * rank // world_size, num_samples * (rank + 1) // world_size
+
+
+def _as_tensor(values: NDArray[Any]) -> torch.Tensor:
+    # Torch hardly knows unsigned numbers; groups are only compared.
+    return torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else values)
+
+
+class RankBatches:
+    """The batches of one rank in the order of a run, made ahead in a thread.
+
+    Every rank reads whole batches and takes its part. Iterate it once, and close it where that may end
+    early::
+
+        with closing(RankBatches(shards, rows, order, rank, world_size)) as batches:
+            for batch in batches:
+                ...
+
+    Args:
+        shards: read by one thread.
+        rows: which rows are replicated.
+        order: training batches of the run, known ahead.
+        rank: number of this process.
+        world_size: number of processes.
+        first_step: steps of the order that are left out, because they were trained on already.
+        depth: batches made ahead.
+        is_pinned: whether batches are in page-locked memory, from which a GPU copies while it computes.
+
+    Raises:
+        ConfigError: a rank that is not below ``world_size``, or rows of other tables.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        rows: ReplicatedRows,
+        order: BatchOrder,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        first_step: int = 0,
+        depth: int = 3,
+        is_pinned: bool = False,
+    ) -> None:
+        require_at_least("world_size", world_size, 1)
+        require_at_least("first_step", first_step, 0)
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank must be in [0, {world_size}), got {rank}")
+        if [table.num_rows for table in rows.tables] != [table.num_rows for table in shards.tables]:
+            raise ConfigError(f"the replicated rows are not of the tables of {shards.manifest.folder}")
+        assert order.is_known, "an order that is decided as it goes cannot be read ahead"
+        self._shards = shards
+        self._rows = rows
+        self._order = order
+        self._rank = rank
+        self._world_size = world_size
+        self._first_step = first_step
+        self._is_pinned = is_pinned
+        self._ahead = BackgroundIterator(self._made(), depth, "rank batches")
+
+    def __iter__(self) -> Iterator[RankBatch]:
+        return iter(self._ahead)
+
+    def close(self) -> None:
+        """Stop the thread at its next batch."""
+        self._ahead.close()
+
+    def _made(self) -> Generator[RankBatch]:
+        numbers = enumerate(chain.from_iterable(self._order.epochs()))
+        for step, number in islice(numbers, self._first_step, None):
+            batch = self._shards.training_batch(number)
+            made = rank_batch(batch, self._rows, self._rank, self._world_size, number, step)
+            yield made.pin_memory() if self._is_pinned else made
+
+
+def rank_batch(
+    batch: Batch, rows: ReplicatedRows, rank: int, world_size: int, number: int = 0, step: int = 0
+) -> RankBatch:
+    """Return a rank's part of a whole batch, whose ids are known to be in their tables."""
+    first, stop = part_of_rank(batch.num_samples, rank, world_size)
+    own = batch.cut(first, stop)
+    limits = for_features(rows.tables, rows.num_replicated)
+    lookups = list(batch.features(rows.tables))
+    is_hot_only = all((ids < limit).all() for (_, ids, _), limit in zip(lookups, limits, strict=True))
+    return RankBatch(
+        step=step,
+        number=number,
+        is_hot_only=bool(is_hot_only),
+        num_samples=own.num_samples,
+        global_samples=batch.num_samples,
+        label_B=own.label_B,
+        dense_BK=own.dense_BK,
+        groups=tuple(_naive_group(own, rows, group) for group in rows.groups),
+        of_samples={name: _as_tensor(values) for name, values in own.of_samples.items()},
+    )
+
+
+def _naive_group(batch: Batch, rows: ReplicatedRows, group: RowsOfDim) -> GroupLookups:
+    lookups = list(batch.features(rows.tables))
+    own = for_features(rows.tables, range(len(rows.tables)))
+    ids, lengths = [], []
+    for feature in group.features:
+        _, ids_N, offsets_B1 = lookups[feature]
+        ids.append(torch.from_numpy(ids_N.astype(np.int64)))
+        lengths.append(
+            torch.ones(batch.num_samples, dtype=torch.int64)
+            if offsets_B1 is None
+            else torch.from_numpy(np.diff(offsets_B1).astype(np.int64))
+        )
+    hot, cold, hot_lengths, cold_lengths = [], [], [], []
+    distinct = {
+        table: torch.unique(
+            torch.cat(
+                [each for each, feature in zip(ids, group.features, strict=True) if own[feature] == table]
+            )
+        )
+        for table in group.tables
+    }
+    # Distinct cold rows of the tables one after the other.
+    distinct = {table: each[each >= rows.num_replicated[table]] for table, each in distinct.items()}
+    first_place = dict(
+        zip(distinct, np.cumsum([0, *(len(each) for each in distinct.values())]), strict=False)
+    )
+    for feature, found_N, lengths_B in zip(group.features, ids, lengths, strict=True):
+        table = own[feature]
+        limit = rows.num_replicated[table]
+        bags_N = torch.repeat_interleave(torch.arange(len(lengths_B)), lengths_B)
+        is_hot_N = found_N < limit
+        hot.append(found_N[is_hot_N] + group.first_hot_T[group.tables.index(table)])
+        cold.append(torch.searchsorted(distinct[table], found_N[~is_hot_N]) + int(first_place[table]))
+        hot_lengths.append(torch.bincount(bags_N[is_hot_N], minlength=len(lengths_B)))
+        cold_lengths.append(torch.bincount(bags_N[~is_hot_N], minlength=len(lengths_B)))
+    counted = [table for table in group.tables if rows.num_replicated[table] < rows.tables[table].num_rows]
+    means = None
+    if any(group.is_mean_F):
+        means = torch.stack(
+            [
+                each.clamp(min=1) if is_mean else torch.ones_like(each)
+                for each, is_mean in zip(lengths, group.is_mean_F, strict=True)
+            ]
+        ).float()
+    return GroupLookups(
+        group.embedding_dim,
+        torch.cat(hot),
+        _offsets(hot_lengths),
+        torch.cat([each - rows.num_replicated[table] for table, each in distinct.items()]),
+        torch.tensor([len(distinct[table]) for table in counted], dtype=torch.int32),
+        torch.cat(cold),
+        _offsets(cold_lengths),
+        means,
+        group.cold_tables,
+    )
+
+
+def _offsets(lengths: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.functional.pad(torch.cat(list(lengths)).cumsum(0), (1, 0))
