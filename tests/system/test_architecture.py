@@ -69,7 +69,7 @@ FLOORS = {
         "step_times",
         "drift exchange lookahead",
         "ranking traffic weighted_metrics",
-        "batch_rows codecs counting shuffle",
+        "batch_rows codecs counting replication shuffle",
         "curves id_tables metrics pair_sort value_summary",
         "kernel",
         "compile_notice simd",
