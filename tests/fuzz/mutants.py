@@ -1,4 +1,4 @@
-"""Measure the share of small faults that the tests find: ``python -m hotset.workflows.bench.mutants``.
+"""Measure the share of small faults that the tests find: ``python -m hotset.tests.fuzz.mutants``.
 
 Faults are drawn by a seed over the modules of stats, pipeline and train: a changed comparison, a changed
 constant, or a removed statement. Each is made in a copy of the checkout, where first the test files of its

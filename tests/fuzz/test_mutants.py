@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hotset.workflows.bench import mutants
-from hotset.workflows.bench.mutants import draw, judge, mutants_of
+from hotset.tests.fuzz import mutants
+from hotset.tests.fuzz.mutants import draw, judge, mutants_of
 
 MODULE = '''"""Adds."""
 
