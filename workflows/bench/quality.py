@@ -1,9 +1,9 @@
-"""AUC over seeds: variations of training, published splits, plain torch and FuxiCTR.
+"""AUC over seeds: variations of training, published splits and FuxiCTR.
 
 Each ``--vary`` names options of `hotset train`; all variations are trained with every seed on the same
 shards, and differences are those from the first variation with the same seed. ``--protocol`` trains on a
-published split by the recipe of its leaderboard, which prints the best of a model's seeds. ``--torch`` trains
-a DLRM in plain torch from the same initial values on the same batches; ``--fuxictr`` FuxiCTR's DCN V2.
+published split by the recipe of its leaderboard, which prints the best of a model's seeds. ``--fuxictr``
+trains FuxiCTR's DCN V2. `against_torch` compares with plain torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 
 from ...pipeline.errors import ConfigError, MissingExtraError
@@ -32,18 +31,11 @@ from ...pipeline.folders.totals import ShardsTotals
 from ...pipeline.preprocess import preprocess
 from ...pipeline.stages.count import CountConfig
 from ...train.config import TrainConfig
-from ...train.data.batch_order import SeededOrder
 from ...train.data.shards import EvaluationPart, Shards
-from ...train.dense.gradients import cpu_features, has_bf16
-from ...train.metrics import ScoreCounter
-from ...train.model.dlrm import Dlrm
-from ...train.model.shapes import dlrm_shape
 from ...train.recipe_options import RecipeOptions
-from ...train.rows.tiers import InitialValues
 from ...train.run import train
 from ..recipes import recipe_for, small_real_sample
 from .harness import Facts, new_parser, new_run, run_script, scratch_folder, tell, train_in_process
-from .train_step import ReferenceBatch, ReferenceDlrm, ReferenceTraining
 
 ProtocolName = Literal["criteo-x1", "criteo-x4", "avazu-x1", "avazu-x4"]
 FILES = ("train.csv", "valid.csv", "test.csv")
@@ -57,7 +49,6 @@ PARSER.add_argument("--seeds", type=int, default=5, help="number of seeds")
 PARSER.add_argument("--vary", action="append", default=[], help="options of train, in quotes; several times")
 PARSER.add_argument("--ranks", type=int, default=1, help="processes of each run of --vary")
 PARSER.add_argument("--protocol", choices=get_args(ProtocolName), help="published split that --data holds")
-PARSER.add_argument("--torch", action="store_true", help="compare with a DLRM in plain torch")
 PARSER.add_argument("--fuxictr", action="store_true", help="compare with FuxiCTR's DCN V2")
 
 
@@ -93,8 +84,6 @@ def measure(options: argparse.Namespace) -> Facts:
                 "hotset": partial(_in_hotset, training, folder),
             }
             facts["train"] = asdict(training)
-        elif options.torch:
-            contestants = _torch_contestants(folder)
         else:
             contestants = {
                 words or "defaults": partial(_in_process, words, options.ranks, folder)
@@ -145,72 +134,6 @@ def _in_process(words: str, num_ranks: int, folder: Path, seed: int) -> Scores:
 def _in_hotset(config: TrainConfig, folder: Path, seed: int) -> Scores:
     found = train(folder / "data", replace(config, seed=seed), new_run(folder))
     return {"auc": found.auc, "log_loss": found.log_loss}
-
-
-def _torch_contestants(folder: Path) -> dict[str, Contestant]:
-    fp32 = TrainConfig(dense_lr=0.0005, placement="all-fast")
-    contestants: dict[str, Contestant] = {
-        "torch fp32": lambda seed: train_reference(Shards.open(folder / "data"), replace(fp32, seed=seed)),
-        "hotset fp32": partial(_in_hotset, fp32, folder),
-    }
-    if has_bf16(cpu_features()):
-        contestants["hotset bf16"] = partial(_in_hotset, replace(fp32, dense_dtype="bf16"), folder)
-    return contestants
-
-
-def train_reference(shards: Shards, config: TrainConfig) -> Scores:
-    """Train a DLRM in plain torch on shards as ``config`` says; return ``auc`` and ``log_loss`` of the test
-    part.
-
-    Args:
-        shards: tables of one width without list-valued features.
-        config: seed, epochs, optimizers and constant rates; the model is the one that suits the shards.
-    """
-    num_rows = [table.num_rows for table in shards.tables]
-    shape = dlrm_shape("auto", shards.num_dense, len(shards.tables), shards.embedding_dim)
-    model = ReferenceDlrm(shape, num_rows)
-    # The initial values of hotset's run with this seed.
-    found = model.load_state_dict(Dlrm(shape, config.seed).state_dict(), strict=False)
-    assert not found.unexpected_keys and all(key.startswith("tables") for key in found.missing_keys)
-    initial = InitialValues.of(config.seed, range(len(num_rows)), num_rows)
-    for number, table in enumerate(model.tables):
-        ids = np.arange(num_rows[number])
-        initial.write(np.full(ids.size, number), ids, table.weight.detach(), ids)
-    chosen = config.optimizers(shards.embedding_optimizer)
-    dense = [*model.bottom.parameters(), *model.top.parameters()]
-    training = ReferenceTraining(
-        model,
-        optimizers=[
-            _optimizer(chosen.embedding_optimizer)(model.tables.parameters(), lr=chosen.embedding_lr),
-            _optimizer(chosen.dense_optimizer)(dense, lr=chosen.dense_lr),
-        ],
-    )
-    order = SeededOrder(shards.is_hot_only, config.seed, config.epochs, is_grouped=shards.is_grouped)
-    # Torch's Adagrad makes sparse tensors internally, and would warn that it does not check them.
-    with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
-        for numbers in order.epochs():
-            for batch in numbers:
-                training.step(ReferenceBatch.of(shards.training_batch(batch)))
-    return _score(model, shards)
-
-
-def _optimizer(name: str) -> Any:
-    return {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[name]
-
-
-@torch.no_grad()
-def _score(model: ReferenceDlrm, shards: Shards) -> Scores:
-    """Score the test part as hotset's runs are scored."""
-    part = EvaluationPart(shards, "test")
-    counter = ScoreCounter(part.num_samples)
-    for number in part.numbers:
-        batch = part.batch(number)
-        assert batch.is_hot_B is not None, "evaluation batches have it"
-        logit_B = model.logits(ReferenceBatch.of(batch)).squeeze(1).numpy()
-        is_hot_B = batch.is_hot_B.astype(np.bool_)
-        counter.add(logit_B, batch.label_B.numpy(), is_hot_B, shards.has_oov(batch))
-    quality = counter.quality()
-    return {"auc": quality.auc, "log_loss": quality.log_loss}
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,12 +121,6 @@ def test_quality_of_variations(log: Path, tmp_path: Path) -> None:
     assert first == second and found["mean_auc_difference"]["--placement lookahead"] == 0.0
 
 
-def test_quality_of_plain_torch(log: Path, tmp_path: Path) -> None:
-    found = run("quality", tmp_path, "--data", log, "--seeds", 1, "--torch")
-    # Equal initial values, batches and order: only the order of additions differs.
-    assert abs(found["mean_auc_difference"]["hotset fp32"]) < 0.02
-
-
 @pytest.mark.slow
 def test_kills(tmp_path: Path) -> None:
     found = run("kills", tmp_path, "--kills", 1, "--samples", 3000)

@@ -1,0 +1,65 @@
+"""Tests `against_torch`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.workflows.bench import against_torch, harness
+
+BOTH = "torch, both of hotset"
+
+
+def run(out: Path, *words: str) -> dict[str, Any]:
+    words = ("--seeds", "2", "--train-samples", "3000", "--test-samples", "2000", "--logs", "small", *words)
+    arguments = [*words, "--out", str(out / "result.json"), "--scratch", str(out)]
+    assert harness.run_script(against_torch.PARSER, against_torch.measure, arguments) == 0
+    found: dict[str, Any] = json.loads((out / "result.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("model", ["dlrm", "dcnv2"])
+def test_with_values_and_batches_of_hotset_torch_reaches_its_scores(model: str, tmp_path: Path) -> None:
+    programs = ("--programs", "hotset", BOTH, "--optimizers", "adagrad", "--models", model)
+    (case,) = run(tmp_path, *programs)["cases"]
+    # The order of additions differs, and the last batch, which hotset divides by the full size.
+    np.testing.assert_allclose(case["auc"]["hotset"], case["auc"][BOTH], atol=3e-3)
+    np.testing.assert_allclose(case["log_loss"]["hotset"], case["log_loss"][BOTH], atol=3e-3)
+
+
+def test_finished_trainings_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = (
+        "--models",
+        "dlrm",
+        "--optimizers",
+        "sgd",
+        "--programs",
+        "torch",
+        "hotset",
+        "--cells",
+        str(tmp_path / "cells"),
+    )
+    first = run(tmp_path, *few)
+    monkeypatch.setattr(against_torch.Data, "scores_of", lambda *case: pytest.fail("trained again"))
+    assert run(tmp_path, *few)["cases"] == first["cases"]
+
+
+def test_a_tie_counts_one_half(rng: np.random.Generator) -> None:
+    logit_N = rng.integers(-4, 5, 200) / 2
+    label_N = (rng.random(200) < 0.3).astype(np.float64)
+    above_PN = logit_N[label_N == 1][:, None] - logit_N[label_N == 0]
+    found = against_torch.scores_of_logits(logit_N, label_N)
+    assert found["auc"] == pytest.approx(np.mean((np.sign(above_PN) + 1) / 2), abs=1e-12)
+    probability_N = 1 / (1 + np.exp(-logit_N))
+    answer_N = np.where(label_N == 1, probability_N, 1 - probability_N)
+    assert found["log_loss"] == pytest.approx(-np.log(answer_N).mean(), abs=1e-12)
+
+
+def test_intervals_are_those_of_student() -> None:
+    # A textbook case: mean 3, deviation sqrt(2.5).
+    found = against_torch.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found == pytest.approx({"mean": 3, "from": 1.037, "to": 4.963}, abs=2e-3)
