@@ -277,6 +277,8 @@ Counts = tuple[NDArray[Any], NDArray[Any]]
 """Categories, ascending, uint32 or uint64; and as many counts, int64."""
 CHUNK_ROWS = 1 << 16
 """Rows of all sources together that are merged at a time: 2 MiB of buffers."""
+_LEAST_ROWS = 512
+"""Rows of each source that are merged at a time at least."""
 
 
 def merge_counts(sources: Sequence[Counts], categories: NDArray[Any], counts: NDArray[np.int64]) -> int:
@@ -299,14 +301,10 @@ def merge_counts(sources: Sequence[Counts], categories: NDArray[Any], counts: ND
     return num_merged
 
 
-def count_distinct(sources: Sequence[Counts]) -> int:
-    """Distinct categories of all sources together, by a pass over them."""
-    return sum(chunk.shape[0] for chunk, _ in merge_chunks(sources))
-
-
 def merge_chunks(sources: Sequence[Counts]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
     """Yield the merged categories and counts, ascending, in chunks that are valid until the next one."""
-    share = max(1, CHUNK_ROWS // max(1, len(sources)))
+    # Of many sources each has enough rows in a chunk that finding its window is cheap next to merging it.
+    share = max(min(CHUNK_ROWS, _LEAST_ROWS), CHUNK_ROWS // max(1, len(sources)))
     for windows in ascending_windows([categories for categories, _ in sources], share):
         yield _merge_windows(sources, windows)
 
@@ -355,3 +353,30 @@ def _merge_windows(
     is_new = np.concatenate([[True], categories[1:] != categories[:-1]])
     counts = np.concatenate([counts for _, counts in windows])[order]
     return categories[is_new], np.add.reduceat(counts, np.flatnonzero(is_new))
+
+
+def category_bounds(sources: Sequence[NDArray[Any]], most_rows: int) -> list[int]:
+    """Return categories that cut ascending sources into ranges of few rows.
+
+    Args:
+        sources: categories of each, ascending and distinct, uint32 or uint64.
+        most_rows: rows of all sources together that a range ``[bounds[i], bounds[i + 1])`` may have, also the
+            first and the last one; a range of less than three rows of each source is not made smaller.
+
+    Returns:
+        Bounds, ascending; none where one range is enough.
+    """
+    # Every step-th category of each source. Between two of them a source has fewer than ``step`` others, so
+    # a range of as many as there are sources, and of as many equal ones, has at most three steps of each.
+    step = max(1, most_rows // (3 * max(1, len(sources))))
+    taken = [source[step - 1 :: step].astype(np.uint64) for source in sources]
+    ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *taken]))
+    return [int(bound) for bound in np.unique(ordered[len(sources) :: max(1, len(sources))])]
+
+
+def rows_within(source: Counts, low: int, high: int | None) -> Counts:
+    """Return the categories ``[low, high)`` of a source and their counts; None is the end."""
+    categories, counts = source
+    first = _up_to(low - 1, categories) if low else 0
+    stop = categories.shape[0] if high is None else _up_to(high - 1, categories)
+    return categories[first:stop], counts[first:stop]

@@ -299,7 +299,8 @@ class Output(RemoteObject):
     def write_note(self, name: str, text: str) -> None:
         """Note a short text for a run that resumes this one; it goes when the folder is sealed."""
         with write_errors_explained(self.folder):
-            write_synced(self.shared_path(name), text.encode(), sync=False)
+            aside = self.temporary_path(f"{name}.tmp")
+            write_synced(self.shared_path(name), text.encode(), aside=aside, sync=False)
 
     def share(self, name: str) -> None:
         """Move the temporary file ``name`` to its shared path; two workers may run the same task."""

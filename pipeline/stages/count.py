@@ -1,8 +1,8 @@
 """``count``: columns/ -> counts/, the lookups of each category in training.
 
-Counts are exact. Memory holds the distinct categories, never the log. Where even they do not fit, the largest
+Counts are exact. Memory holds distinct categories, never the log. Where even they do not fit, the largest
 table is emptied into a run on disk, categories ascending, and a table's runs are merged at the end: one pass
-over the log, whatever the cap.
+over the log, whatever the cap. `count_tasks` has the tasks.
 
 This stage decides which samples are for evaluation: the last ones in log order, without splitting the samples
 of one time, so that nothing of them reaches counts, ids or the hot set. The first of these may be for
@@ -17,27 +17,18 @@ counts are reused where the parts are the same, whatever else changed in the log
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.counting import (
-    BYTES_PER_TABLE_BYTE,
-    SMALLEST_ENTRIES,
-    CategoryCounter,
-    Counts,
-    count_distinct,
-    merge_counts,
-)
+from ...stats.counting import SMALLEST_ENTRIES, Counts
 from ..errors import MIB, ConfigError, ManifestError, check_fields, hint_to_rewrite, require_at_least
-from ..folders.manifest import FileEntry, Manifest, checksum_of, is_sealed
-from ..folders.output import Output, array_in, input_of, map_arrays, remove_arrays, write_arrays
+from ..folders.manifest import FileEntry, Manifest, is_sealed
+from ..folders.output import Output, input_of
 from ..folders.resume import Continuation, read_before, unless_none
 from ..folders.totals import (
     ColumnsFacts,
@@ -49,35 +40,12 @@ from ..folders.totals import (
     TableFeature,
     by_feature,
 )
-from ..formats.arrow_files import (
-    COUNT_COLUMNS,
-    lookups_of,
-    numpy_type,
-    read_batch,
-    read_file,
-    validity_of,
-    values_of,
-    write_batch,
-)
+from ..formats.arrow_files import COUNT_COLUMNS, read_batch, read_file, values_of
 from ..formats.columns import tables_of, text_tables, top_categories, write_top_texts
 from ..runtime.memory import check_cap, room_for
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_processes, num_workers, run_tasks
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers
 from ..schema.schema import SAMPLE_TIME
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Samples ``[first, stop)`` of the log."""
-
-    first: int
-    stop: int
-    file: int | None
-    """Number of the raw file in whose name the counts are kept; None where there is one span alone."""
-
-    @property
-    def prefix(self) -> str:
-        """Beginning of the names of its files."""
-        return "" if self.file is None else f"file{self.file:04}-"
+from .count_tasks import CountedLog, Span, checksum_of_parts, count_tables
 
 
 def spans_of(num_train: int, count_last: int, samples_of_files: Sequence[int]) -> list[Span]:
@@ -143,39 +111,7 @@ def _has_same_tables(counts: Manifest, columns: Manifest) -> bool:
 def _is_same_log(span: SpanInfo, columns: Manifest) -> bool:
     """Return whether ``columns`` has the parts that a span was counted from."""
     last = span.first_sample + span.num_samples
-    return _checksum_of_parts(columns, span.first_sample, last) == span.xxh3_128_of_parts
-
-
-def _checksum_of_parts(columns: Manifest, first: int, stop: int) -> str:
-    parts = [
-        [entry.path, entry.num_samples, entry.xxh3_128]
-        for _, entry, _, _ in columns.parts_within(first, stop)
-    ]
-    return checksum_of({"parts": parts})
-
-
-def counts_written(output: Output, entry: FileEntry) -> Counts:
-    """Map one file of a counts folder that is not sealed yet."""
-    return _counts_of(read_file(output.folder / entry.path, entry.num_samples, COUNT_COLUMNS))
-
-
-def _counts_of(batch: Any) -> Counts:
-    array = batch.column("category")
-    return values_of(array), values_of(batch.column("count"), np.int64)
-
-
-def merged_counts(
-    sources: list[Counts], output: Output, room: int, dtype: Any
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Add up sources: in memory where even disjoint ones fit, else on disk, after counting the distinct."""
-    # Counting the distinct costs another pass over all sources, so it is done only where it may save a file.
-    most = sum(categories.shape[0] for categories, _ in sources)
-    num_rows = most if most * (np.dtype(dtype).itemsize + 8) <= room else count_distinct(sources)
-    categories = array_in(room // 2, output, (num_rows,), dtype)
-    counts = array_in(room // 2, output, (num_rows,), np.int64)
-    # The arrays may be longer than what was found: sources that share categories add up to fewer rows.
-    num_categories = merge_counts(sources, categories, counts)
-    return categories[:num_categories], counts[:num_categories]
+    return checksum_of_parts(columns, span.first_sample, last) == span.xxh3_128_of_parts
 
 
 def first_of_time(columns: Manifest, sample: int) -> int:
@@ -211,75 +147,7 @@ def _times_of(columns: Manifest, entry: FileEntry) -> NDArray[np.int64]:
     return times
 
 
-class SpilledCounts:
-    """The tables one worker counts at a time; what they hold beyond ``max_bytes`` goes to runs on disk."""
-
-    def __init__(self, names: list[str], max_bytes: int, output: Output) -> None:
-        self.counters = {name: CategoryCounter() for name in names}
-        self._max_bytes = max_bytes
-        self._output = output
-        self._run_lengths: dict[str, list[int]] = {name: [] for name in names}
-
-    def add(self, name: str, categories: NDArray[Any], is_valid: NDArray[np.uint8]) -> None:
-        """Count the lookups of one part in one table."""
-        self.counters[name].add(categories, is_valid, lambda: self._make_room(name))
-
-    def _make_room(self, name: str) -> None:
-        """Grow a full table, after emptying larger ones, or empty it."""
-        counter = self.counters[name]
-        # To grow, a table of twice the size is allocated next to the old one: at most three times its bytes.
-        while (
-            sum(other.num_bytes for other in self.counters.values()) + 3 * counter.num_bytes > self._max_bytes
-        ):
-            # The largest frees the most for one run to merge; of equal ones the table that asks is emptied
-            # itself.
-            largest = max(self.counters, key=lambda other: self.counters[other].num_bytes)
-            if self.counters[largest].num_bytes == counter.num_bytes:
-                return self._spill(name)
-            self._spill(largest)
-        return counter.grow()
-
-    def _spill(self, name: str) -> None:
-        """Append what a table holds to its file of runs: categories, ascending, then their counts."""
-        categories, counts = self.counters[name].take()
-        lengths = self._run_lengths[name]
-        # What a killed run left under this name is overwritten by the first run.
-        write_arrays(self._path(name), [categories, counts], appends=bool(lengths))
-        lengths.append(categories.shape[0])
-
-    def _path(self, name: str) -> Path:
-        """Return the file of a table's runs."""
-        return self._output.temporary_path(f"{name}.runs")
-
-    def result(self, name: str, dtype: Any, earlier: list[Counts]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return a table's categories, ascending, and their counts with those ``earlier``; drop the table."""
-        lengths = self._run_lengths[name]
-        if not lengths:
-            categories, counts = self.counters.pop(name).take()
-            if not earlier:
-                return categories.astype(dtype), counts
-            return merged_counts([*earlier, (categories, counts)], self._output, self._max_bytes, dtype)
-        # The rest becomes the last run, so that its memory is free while the runs are merged.
-        self._spill(name)
-        del self.counters[name]
-        # A run is its categories and then its counts, both of 64 bits: one mapping cut in two for each run.
-        words = map_arrays(self._path(name), np.uint64)
-        runs = list(earlier)
-        start = 0
-        for length in lengths:
-            middle = start + length
-            stop = middle + length
-            runs.append((words[start:middle], words[middle:stop].view(np.int64)))
-            start = stop
-        # The earlier counts are merged as if they were one more run; the file goes only when the sums are
-        # out.
-        merged = merged_counts(runs, self._output, self._max_bytes, dtype)
-        remove_arrays(self._path(name))
-        return merged
-
-
 VERSION = 1
-_GROUPS_PER_WORKER = 2
 _LEAST_ROOM = 8 * MIB
 _log = logging.getLogger(__name__)
 
@@ -357,12 +225,8 @@ def count(
     tables = tables_of(columns)
     # Spans decide what is counted; bases, which of it is there already.
     spans = spans_of(num_train, config.count_last, _samples_of_files(columns))
-    log = _Log(columns, output, tables, spans, output.before, bases_of(spans, columns, output.before))
+    log = CountedLog(columns, output, tables, spans, output.before, bases_of(spans, columns, output.before))
     names = [name for name in tables if not output.has(f"{name}.arrow")]
-    # Tables are counted in groups, each with one pass over the log: more groups than workers even out the
-    # load, and a group's tables share its room.
-    num_groups = _GROUPS_PER_WORKER * num_workers(resources.workers)
-    groups = [group for first in range(num_groups) if (group := names[first::num_groups])]
     needed = needed_bytes(len(tables), resources.workers)
     room = room_for("count", resources, needed) // num_workers(resources.workers)
     total = len(names) * sum(span.stop - log.first_new(span) for span in spans)
@@ -373,16 +237,11 @@ def count(
         done += num_lookups
         resources.progress("count", done, total)
 
-    # Threads report each part; of another process a group is reported when it ends.
-    is_remote = num_processes(resources.workers) > 0
-    tasks = ((group, log, room, None if is_remote else advance) for group in groups)
-    for num_lookups in run_tasks(_count_group, tasks, workers=resources.workers):
-        if is_remote:
-            advance(num_lookups)
+    count_tables(names, log, room, resources, advance)
     # Texts are last: which categories are frequent is known only when all are counted.
     if config.texts:
         names = text_tables(columns)
-        found = {name: counts_written(output, output.finished[f"{name}.arrow"]) for name in names}
+        found = {name: _counts_written(output, output.finished[f"{name}.arrow"]) for name in names}
         wanted = {name: top_categories(counts, config.texts) for name, counts in found.items()}
         write_top_texts(output, columns, wanted)
     totals = CountsTotals(
@@ -396,12 +255,17 @@ def count(
                 file=span.file,
                 first_sample=span.first,
                 num_samples=span.stop - span.first,
-                xxh3_128_of_parts=_checksum_of_parts(columns, span.first, span.stop),
+                xxh3_128_of_parts=checksum_of_parts(columns, span.first, span.stop),
             )
             for span in spans
         ),
     )
     return output.seal(totals)
+
+
+def _counts_written(output: Output, entry: FileEntry) -> Counts:
+    batch = read_file(output.folder / entry.path, entry.num_samples, COUNT_COLUMNS)
+    return values_of(batch.column("category")), values_of(batch.column("count"), np.int64)
 
 
 def _warn_of_empty_parts(config: CountConfig, num_train: int, first_of_test: int, num_samples: int) -> None:
@@ -426,7 +290,7 @@ def grown_counts(columns: Manifest, counts: Path) -> Continuation:
     return Continuation(lambda *_: True, keeps_files=False, is_wanted=has_grown(columns, counts))
 
 
-def _describe_table(name: str, log: _Log, entry: FileEntry) -> CountedTable:
+def _describe_table(name: str, log: CountedLog, entry: FileEntry) -> CountedTable:
     facts = entry.read_facts(CountsFacts)
     lists = ColumnsTotals.of(log.columns).lists
     features = log.tables[name]
@@ -443,112 +307,8 @@ def _describe_table(name: str, log: _Log, entry: FileEntry) -> CountedTable:
 
 
 def needed_bytes(num_tables: int, workers: int) -> int:
-    """Return the bytes that `count` needs at least: room for each worker, and small tables."""
-    return num_workers(workers) * _LEAST_ROOM + 16 * 5 * SMALLEST_ENTRIES * num_tables
-
-
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """The samples to count, the output, and the counts that exist already."""
-
-    columns: Manifest
-    output: Output
-    tables: dict[str, tuple[str, ...]]
-    """The features of each table."""
-    spans: list[Span]
-    before: Manifest | None
-    """The counts from before the log grew."""
-    bases: dict[Span, Span]
-    """Spans of those counts that spans begin with."""
-
-    def first_new(self, span: Span) -> int:
-        """Return the first sample of a span that is not counted yet."""
-        return self.bases[span].stop if span in self.bases else span.first
-
-    def is_multi_hot(self, table: str) -> bool:
-        """Return whether samples may look a table up other than once."""
-        features = self.tables[table]
-        return len(features) > 1 or features[0] in ColumnsTotals.of(self.columns).lists
-
-    def counted_before(self, span: Span, table: str) -> tuple[Manifest, FileEntry]:
-        """Return the counts that a span begins with, and their file of one table."""
-        assert self.before is not None
-        return self.before, self.before.entry(f"{self.bases[span].prefix}{table}.arrow")
-
-
-def _count_group(names: list[str], log: _Log, room: int, advance: Callable[[int], None] | None) -> int:
-    """Count some tables; return their lookups, of which ``advance`` hears part by part."""
-    num_counted = 0
-    for span in log.spans:
-        # A span whose counts are there already is kept file by file; any other is counted from where its
-        # base ends.
-        todo = [name for name in names if not log.output.has(f"{span.prefix}{name}.arrow")]
-        if log.first_new(span) == span.stop:
-            for name in todo:
-                before, entry = log.counted_before(span, name)
-                facts = _sum_facts([entry], span.file)
-                log.output.adopt(before, entry, f"{span.prefix}{name}.arrow", facts)
-        elif todo:
-            _count_span(span, todo, log, room, advance)
-            num_counted += (span.stop - log.first_new(span)) * len(todo)
-    # A window of several files: its counts are the sum of theirs, which are kept for the next window.
-    if len(log.spans) > 1:
-        for name in names:
-            _merge_spans(name, log, room)
-    return num_counted
-
-
-def _sum_facts(entries: Sequence[FileEntry], file: int | None) -> CountsFacts:
-    """Add up the facts of the counts of several spans of one table."""
-    facts = [entry.read_facts(CountsFacts) for entry in entries]
-    lookups = [found.num_lookups for found in facts if found.num_lookups is not None]
-    num_missing = sum(found.num_missing for found in facts)
-    return CountsFacts(num_missing=num_missing, num_lookups=sum(lookups) if lookups else None, file=file)
-
-
-def _count_span(
-    span: Span, names: list[str], log: _Log, room: int, advance: Callable[[int], None] | None
-) -> None:
-    tables = SpilledCounts(names, int(room / BYTES_PER_TABLE_BYTE), log.output)
-    dtypes = dict.fromkeys(names, np.dtype(np.uint32))
-    # Read each part once for all tables of the group.
-    for _, entry, low, high in log.columns.parts_within(log.first_new(span), span.stop):
-        batch = read_batch(log.columns, entry)
-        for name in names:
-            for feature in log.tables[name]:
-                column = batch.column(feature)
-                # Kernels want columns that begin at offset 0.
-                column = column if low == 0 else column.take(pa.array(np.arange(low, len(column))))
-                array, num_lookups = lookups_of(column, high - low)
-                # Hex digits have 32 bits, and in lists 64: a table of both has the wider ones.
-                dtypes[name] = max(dtypes[name], numpy_type(array.type), key=lambda dtype: dtype.itemsize)
-                tables.add(name, values_of(array)[:num_lookups], validity_of(array))
-        if advance is not None:
-            advance((high - low) * len(names))
-    for name in names:
-        # Write each table with what was counted before of the same span.
-        num_missing = tables.counters[name].num_missing
-        earlier = []
-        if span in log.bases:
-            before, entry = log.counted_before(span, name)
-            earlier.append(_counts_of(read_batch(before, entry)))
-            num_missing += before.facts_of(CountsFacts, entry).num_missing
-        categories, counts = tables.result(name, dtypes[name], earlier)
-        total = num_missing + int(counts.sum()) if log.is_multi_hot(name) else None
-        facts = CountsFacts(num_missing=num_missing, num_lookups=total, file=span.file)
-        written = {"category": pa.array(categories), "count": pa.array(counts)}
-        file_name = f"{span.prefix}{name}.arrow"
-        with log.output.writing(file_name, categories.shape[0], facts) as path:
-            write_batch(path, written)
-
-
-def _merge_spans(name: str, log: _Log, room: int) -> None:
-    """Add up the counts of one table over all spans."""
-    entries = [log.output.finished[f"{span.prefix}{name}.arrow"] for span in log.spans]
-    sources = [counts_written(log.output, entry) for entry in entries]
-    categories, counts = merged_counts(sources, log.output, room, sources[0][0].dtype)
-    with log.output.writing(f"{name}.arrow", categories.shape[0], _sum_facts(entries, None)) as path:
-        write_batch(path, {"category": pa.array(categories), "count": pa.array(counts)})
+    """Return the bytes that `count` needs at least: room for each worker, and its small tables."""
+    return num_workers(workers) * (_LEAST_ROOM + 16 * 5 * SMALLEST_ENTRIES * num_tables)
 
 
 def _samples_of_files(columns: Manifest) -> list[int]:

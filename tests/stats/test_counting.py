@@ -16,12 +16,13 @@ from hotset.stats.counting import (
     CategoryCounter,
     Counts,
     add_counts,
+    category_bounds,
     compact_entries,
     copy_entries,
-    count_distinct,
     distinct_at,
     merge_chunks,
     merge_counts,
+    rows_within,
     take_valid,
 )
 from hotset.stats.id_tables import HALF, LOW_HALF, MAX_LOAD, most_used, new_table, shift_of
@@ -327,8 +328,7 @@ def test_sources_agree_with_a_dictionary(days: list[dict[int, int]], chunk_rows:
     try:
         sources = [source(day, dtype) for day in days]
         assert merged(sources, dtype) == naive_merge(days)
-        assert count_distinct(sources) == len(naive_merge(days))
-        share = max(1, chunk_rows // max(1, len(days)))
+        share = max(min(chunk_rows, 512), chunk_rows // max(1, len(days)))
         assert all(chunk.shape[0] <= share * len(days) for chunk, _ in merge_chunks(sources))
     finally:
         counting.CHUNK_ROWS = before
@@ -351,3 +351,34 @@ def test_many_skewed_sources_agree(rng: np.random.Generator, monkeypatch: pytest
     monkeypatch.setattr(counting, "CHUNK_ROWS", 500)
     days = [dict(Counter((rng.zipf(1.3, 2000) % 2**32).tolist())) for _ in range(9)]
     assert merged([source(day, np.uint32) for day in days], np.uint32) == naive_merge(days)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.dictionaries(st.integers(0, 300) | st.integers(0, 2**32 - 1), st.just(1)), max_size=7),
+    st.integers(1, 60),
+    st.booleans(),
+)
+def test_ranges_have_few_rows_and_each_row_is_in_one(
+    days: list[dict[int, int]], most_rows: int, is_short: bool
+) -> None:
+    sources = [source(day, np.uint32 if is_short else np.uint64) for day in days]
+    bounds = category_bounds([categories for categories, _ in sources], most_rows)
+    assert bounds == sorted(set(bounds))
+    most = max(most_rows, 3 * len(days))
+    found: list[tuple[int, int]] = []
+    for low, high in zip([0, *bounds], [*bounds, None], strict=True):
+        ranges = [rows_within(each, low, high) for each in sources]
+        assert sum(categories.shape[0] for categories, _ in ranges) <= most
+        found += merged(ranges)
+    assert found == naive_merge(days)
+
+
+def test_a_range_ends_before_its_bound_for_categories_of_any_width() -> None:
+    top = 2**64 - 1
+    for dtype, known in ((np.uint32, [0, 5, 2**32 - 1]), (np.uint64, [0, 5, 2**32, top])):
+        each = source(dict.fromkeys(known, 3), dtype)
+        for low, high in ((0, None), (0, 5), (5, 6), (6, None), (2**32, None), (2**32 + 1, top), (top, None)):
+            wanted = [one for one in known if low <= one and (high is None or one < high)]
+            categories, counts = rows_within(each, low, high)
+            assert categories.tolist() == wanted and counts.tolist() == [3] * len(wanted)

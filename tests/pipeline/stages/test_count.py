@@ -10,7 +10,6 @@ Tests `count` and `count`, too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,18 @@ from hotset.pipeline.formats.arrow_files import read_batch
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import (
     CountConfig,
-    Span,
-    SpilledCounts,
     check_num_files,
     count,
     evaluation_parts,
     first_of_time,
-    needed_bytes,
     spans_of,
 )
+from hotset.pipeline.stages.count_tasks import Span
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.verify import verify
-from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, tree_of
+from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples
 from hotset.tests.support.logs.criteo_text import SCHEMA as TIMED_SCHEMA
 from hotset.tests.support.naive.naive_stages import columns_of as columns_of_of_count
-from hotset.tests.support.processes.memory_caps import count_stages_alone
 
 
 @pytest.mark.parametrize(
@@ -360,56 +356,3 @@ def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
     (name,) = changes
     with pytest.raises(ConfigError, match=name):
         CountConfig(**changes)
-
-
-@pytest.mark.diagonal(2)
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("spare_bytes", [0, 2000])
-def test_tables_that_do_not_fit_are_counted_in_runs_to_the_same_bytes(
-    tmp_path: Path, workers: int, spare_bytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns = columns_of_of_count(tmp_path, draw_samples(400, rng))
-    count(CountConfig(), columns, tmp_path / "whole", Resources(workers=1))
-    count_stages_alone(monkeypatch)
-    monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
-    monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
-    spilled: list[str] = []
-    monkeypatch.setattr(SpilledCounts, "_spill", recording(SpilledCounts._spill, spilled))
-    memory_bytes = needed_bytes(NUM_SPARSE, workers) + spare_bytes
-    count(CountConfig(), columns, tmp_path / "runs", Resources(workers=workers, memory_bytes=memory_bytes))
-    assert tree_of(tmp_path / "runs") == tree_of(tmp_path / "whole")
-    assert len(spilled) > len(set(spilled)) > 0
-    assert [path for path in (tmp_path / "runs").iterdir() if path.suffix not in (".arrow", ".json")] == []
-
-
-def recording(
-    spill: Callable[[SpilledCounts, str], None], names: list[str]
-) -> Callable[[SpilledCounts, str], None]:
-    def recorded(tables: SpilledCounts, name: str) -> None:
-        names.append(name)
-        spill(tables, name)
-
-    return recorded
-
-
-def test_a_full_disk_while_tables_are_emptied_is_one_clear_line(
-    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns = columns_of_of_count(tmp_path, draw_samples(400, rng))
-    count_stages_alone(monkeypatch)
-    monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
-    monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
-
-    opened = Path.open
-
-    def full(path: Path, mode: str = "r", *more: Any) -> Any:
-        if mode == "wb":
-            raise OSError(28, "No space left on device")
-        return opened(path, mode, *more)
-
-    least = needed_bytes(NUM_SPARSE, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", full)
-        with pytest.raises(ManifestError, match="has no space for spill files: No space left"):
-            count(CountConfig(), columns, tmp_path / "counts", Resources(workers=1, memory_bytes=least))
-    count(CountConfig(), columns, tmp_path / "counts", Resources(workers=1, memory_bytes=least))
