@@ -20,13 +20,16 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
 from ...pipeline.errors import ConfigError, HotsetError, SaidElsewhereError
 from ..config import is_launched
+
+if TYPE_CHECKING:
+    from .pulse import Pulse
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -236,11 +239,15 @@ class TorchRanks:
     Args:
         timeout_seconds: how long the group waits for a process.
         group: of all processes, over gloo; None: the default one.
+        pulse: tells which rank is gone; None: errors name none.
     """
 
-    def __init__(self, timeout_seconds: float, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, timeout_seconds: float, group: dist.ProcessGroup | None = None, pulse: Pulse | None = None
+    ) -> None:
         self._timeout_seconds = timeout_seconds
         self._group = group
+        self._pulse = pulse
         self.rank = dist.get_rank()
         self.num_ranks = dist.get_world_size()
 
@@ -274,13 +281,16 @@ class TorchRanks:
 
     def close(self) -> None:
         """Leave the group."""
+        if self._pulse is not None:
+            self._pulse.stop()
         if dist.is_initialized():
             dist.destroy_process_group(self._group)
 
     @contextmanager
     def _lost_ranks(self) -> Iterator[None]:
         """Turn what torch raises when a rank is gone, or late, into one line."""
-        with _lost_ranks(self.rank, f"no answer in {self._timeout_seconds:g} s (HOTSET_RANK_TIMEOUT)"):
+        if_late = f"no answer in {self._timeout_seconds:g} s (HOTSET_RANK_TIMEOUT)"
+        with _lost_ranks(self.rank, if_late, self._pulse):
             yield
 
 
@@ -311,23 +321,29 @@ def join_ranks(timeout_seconds: float = 60.0) -> Ranks:
             f"this process was not launched as a rank: {', '.join(missing)} not set",
             hint="start it with `torchrun --nproc-per-node 2`, or set them as torchrun does",
         )
+    from .pulse import Pulse, has_agent, open_store
+
     timeout = datetime.timedelta(seconds=timeout_seconds)
-    with _lost_ranks(int(os.environ["RANK"])):
+    rank = int(os.environ["RANK"])
+    with _lost_ranks(rank):
         # Processes that have joined already, such as Ray Train's workers, keep their process group, which has
         # no timeout and on GPUs sends nothing from host memory; a second group is made for our messages.
         if dist.is_initialized():
             return TorchRanks(timeout_seconds, dist.new_group(backend=_BACKEND, timeout=timeout))
-        dist.init_process_group(_BACKEND, timeout=timeout)
-    return TorchRanks(timeout_seconds)
+        num_ranks = int(os.environ["WORLD_SIZE"])
+        store = open_store(rank, num_ranks, timeout)
+        dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+    return TorchRanks(timeout_seconds, pulse=Pulse(store, rank, num_ranks) if has_agent() else None)
 
 
 @contextmanager
-def _lost_ranks(rank: int, if_late: str | None = None) -> Iterator[None]:
+def _lost_ranks(rank: int, if_late: str | None = None, pulse: Pulse | None = None) -> Iterator[None]:
     """Turn what torch raises when a rank is gone into one line.
 
     Args:
         rank: this one.
         if_late: the reason where another one did not answer in time; None: torch's own.
+        pulse: tells which one is gone; None: nobody knows.
     """
     try:
         yield
@@ -335,9 +351,11 @@ def _lost_ranks(rank: int, if_late: str | None = None) -> Iterator[None]:
         reason = first_reason(error)
         if if_late is not None and _LATE.search(reason):
             reason = if_late
-        raise RankError(
-            f"rank {rank} lost another rank: {reason}", hint="look for the first error among the ranks"
-        ) from error
+        lost = pulse.lost() if pulse is not None else []
+        ranks = "ranks" if len(lost) > 1 else "rank"
+        names = f"{ranks} {', '.join(map(str, lost))}" if lost else "another rank"
+        hint = "look for the first error among the ranks"
+        raise RankError(f"rank {rank} lost {names}: {reason}", hint=hint) from error
 
 
 def first_reason(error: Exception) -> str:

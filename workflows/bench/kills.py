@@ -2,16 +2,19 @@
 
 A folder is killed a few times, at moments counted from its first file or checkpoint; then one run ends
 undisturbed and must leave the bytes of a run that nothing disturbed. Of a run on two ranks one is killed, the
-other must stop by itself, and one rank or four go on. Runs of all placements with one order of batches must
-end with the same weights. ``--of train`` also measures how long training pauses for a checkpoint.
+other must stop by itself, and one rank or four go on. ``--of restarts``: torchrun must bring two ranks back
+by itself, with one restart. Runs of all placements with one order of batches must end with the same weights.
+``--of train`` also measures how long training pauses for a checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -82,7 +85,7 @@ class Unbroken:
 
 
 PARSER = new_parser(__spec__, __doc__)
-PARSER.add_argument("--of", choices=("preprocess", "train", "ranks"), default="preprocess")
+PARSER.add_argument("--of", choices=("preprocess", "train", "ranks", "restarts"), default="preprocess")
 PARSER.add_argument("--kills", type=int, default=100, help="kills that hit a run before its end")
 PARSER.add_argument("--samples", type=int, help="samples of the log: 100,000 or, to train, 10,000")
 PARSER.add_argument("--seed", type=int, default=0, help="seed of the moments")
@@ -105,7 +108,10 @@ def measure(options: argparse.Namespace) -> Facts:
                 found = unbroken[kind].checksums.get(_FILES[0])
                 if weights.setdefault((kind.order, kind.optimizer), found) != found:
                     tally["faults"].append(f"{kind.name} has other weights than another placement")
-            _kill_and_resume(kind, unbroken[kind], scratch, rng, tally, options.kills)
+            if options.of == "restarts":
+                _kill_and_wait(kind, unbroken[kind], scratch, rng, tally)
+            else:
+                _kill_and_resume(kind, unbroken[kind], scratch, rng, tally, options.kills)
             tell("{kills} kills, {identical} of {folders} folders identical".format(**tally))
         stall = measure_stall(options.stall_rows, scratch) if options.of == "train" else None
     return tally | {"stall": stall}
@@ -123,7 +129,7 @@ def _prepare(options: argparse.Namespace, scratch: Path) -> list[Kind]:
     run_hotset(words, scratch)
     # The run from whose weights others start; it compiles what all will use.
     run_hotset([*_training(data, "cache", "adam"), "--out", str(scratch / "warm")], scratch)
-    return _training_kinds(data, scratch / "warm", is_ranked=options.of == "ranks")
+    return _training_kinds(data, scratch / "warm", is_ranked=options.of in ("ranks", "restarts"))
 
 
 def _training_kinds(data: Path, warm: Path, *, is_ranked: bool) -> list[Kind]:
@@ -249,6 +255,32 @@ def _kill_and_resume(
     tally["identical"] += is_identical
     if not is_identical:
         tally["faults"].append(f"{kind.name} differs (exit status {status}: {last_message(scratch)})")
+    shutil.rmtree(out, ignore_errors=True)
+
+
+def _kill_and_wait(kind: Kind, unbroken: Unbroken, scratch: Path, rng: random.Random, tally: Facts) -> None:
+    """Kill one rank of a launch that may start its ranks again once, and compare what it ends with."""
+    out = scratch / "killed"
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(kind.num_ranks)]
+    words = [*launch, "--max-restarts", "1", "-m", "hotset", *kind.arguments, "--out", str(out)]
+    messages = scratch / "launch.txt"
+    with messages.open("wb") as file:
+        launcher = subprocess.Popen([sys.executable, *words], stdout=file, stderr=file)
+    _wait_for(out / kind.marker, [launcher])
+    time.sleep(rng.random() * unbroken.seconds)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    ranks = [int(each) for each in children.read_text().split()] if launcher.poll() is None else []
+    is_late = _is_finished(kind, out) or len(ranks) < kind.num_ranks
+    if not is_late:
+        os.kill(rng.choice(ranks), signal.SIGKILL)
+    status = _end([launcher], _PATIENCE)[0]
+    is_identical = status == 0 and _checksums(kind, out) == unbroken.checksums
+    tally["late" if is_late else "kills"] += 1
+    tally["folders"] += 1
+    tally["identical"] += is_identical
+    if not is_identical:
+        last = messages.read_text(errors="replace").splitlines()[-1:]
+        tally["faults"].append(f"{kind.name} differs (exit status {status}: {last})")
     shutil.rmtree(out, ignore_errors=True)
 
 
