@@ -16,8 +16,9 @@ features.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -27,12 +28,21 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, require_at_least
 from ...pipeline.folders.totals import by_feature, for_features
+from ...stats.kernel import read_only
 from ..config import Pooling
 from ..data.batch import Batch, EmbeddingTable
 from ..data.batch_order import BatchOrder
 from ..data.shards import Shards
 from ..model.shapes import tables_by_dim
 from ..threads import BackgroundIterator
+from .kernels import (
+    DividedTables,
+    SampleLookups,
+    divide_lookups,
+    has_cold,
+    new_lookups,
+    new_workspace,
+)
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -76,6 +86,8 @@ class ReplicatedRows:
     pooling: Pooling = "sum"
     groups: tuple[RowsOfDim, ...] = field(init=False)
     """One for each embedding dimension, in the order of their first table."""
+    divided: tuple[DividedTables, ...] = field(init=False, repr=False, compare=False)
+    """Each of ``groups`` as the kernel reads it."""
 
     def __post_init__(self) -> None:
         if len(self.num_replicated) != len(self.tables):
@@ -91,6 +103,22 @@ class ReplicatedRows:
         dims = [table.embedding_dim for table in self.tables]
         groups = [self._group(dim, chosen) for dim, chosen in tables_by_dim(dims).items()]
         object.__setattr__(self, "groups", tuple(groups))
+        object.__setattr__(self, "divided", tuple(self._divided(group) for group in groups))
+
+    def has_cold(self, batch: Batch) -> bool:
+        """Return whether a sample looks up a row that is not replicated."""
+        one_hot, lists = self._limits
+        if has_cold(read_only(np.ascontiguousarray(batch.ids_BF)), one_hot):
+            return True
+        return any((bags.ids_N >= limit).any() for bags, limit in zip(batch.bags, lists, strict=True))
+
+    @cached_property
+    def _limits(self) -> tuple[NDArray[np.int32], list[int]]:
+        """Replicated rows of the table of each one-hot feature, and of each feature with lists."""
+        limits = for_features(self.tables, self.num_replicated)
+        pairs = list(zip(limits, by_feature(self.tables), strict=True))
+        one_hot = [limit for limit, feature in pairs if not feature.is_multi_hot]
+        return np.array(one_hot, np.int32), [limit for limit, feature in pairs if feature.is_multi_hot]
 
     def _group(self, dim: int, chosen: tuple[int, ...]) -> RowsOfDim:
         own = for_features(self.tables, range(len(self.tables)))
@@ -111,6 +139,20 @@ class ReplicatedRows:
             tuple(cold),
             tuple(cold.values()),
             tuple(self.pooling == "mean" and is_list[feature] for feature in features),
+        )
+
+    def _divided(self, group: RowsOfDim) -> DividedTables:
+        is_list = [feature.is_multi_hot for feature in by_feature(self.tables)]
+        columns = [
+            -1 - is_list[:each].count(True) if is_list[each] else is_list[:each].count(False)
+            for each in group.features
+        ]
+        counts_T = [max(1, len(self.tables[table].features)) for table in group.tables]
+        return DividedTables(
+            np.array(columns, np.int64),
+            np.cumsum([0, *counts_T]),
+            np.array([self.num_replicated[table] for table in group.tables], np.int64),
+            np.array([self.tables[table].num_rows for table in group.tables], np.int64),
         )
 
 
@@ -284,81 +326,85 @@ class RankBatches:
 def rank_batch(
     batch: Batch, rows: ReplicatedRows, rank: int, world_size: int, number: int = 0, step: int = 0
 ) -> RankBatch:
-    """Return a rank's part of a whole batch, whose ids are known to be in their tables."""
-    first, stop = part_of_rank(batch.num_samples, rank, world_size)
-    own = batch.cut(first, stop)
-    limits = for_features(rows.tables, rows.num_replicated)
-    lookups = list(batch.features(rows.tables))
-    is_hot_only = all((ids < limit).all() for (_, ids, _), limit in zip(lookups, limits, strict=True))
+    """Return a rank's part of a whole batch, whose ids are known to be in their tables.
+
+    Args:
+        batch: the samples of all ranks.
+        rows: which rows are replicated.
+        rank: below ``world_size``.
+        world_size: number of ranks.
+        number: training batch of the shards.
+        step: position of the batch in the run's order.
+    """
+    own = batch.cut(*part_of_rank(batch.num_samples, rank, world_size))
+    lookups = _sample_lookups(own)
+    groups = tuple(
+        _divide(lookups, group, tables) for group, tables in zip(rows.groups, rows.divided, strict=True)
+    )
+    is_hot_only = all(not group.cold_ids_C.numel() for group in groups)
+    # The samples of other ranks matter only where this one has no cold lookup.
+    if is_hot_only and world_size > 1:
+        is_hot_only = not rows.has_cold(batch)
     return RankBatch(
         step=step,
         number=number,
-        is_hot_only=bool(is_hot_only),
+        is_hot_only=is_hot_only,
         num_samples=own.num_samples,
         global_samples=batch.num_samples,
         label_B=own.label_B,
         dense_BK=own.dense_BK,
-        groups=tuple(_naive_group(own, rows, group) for group in rows.groups),
+        groups=groups,
         of_samples={name: _as_tensor(values) for name, values in own.of_samples.items()},
     )
 
 
-def _naive_group(batch: Batch, rows: ReplicatedRows, group: RowsOfDim) -> GroupLookups:
-    lookups = list(batch.features(rows.tables))
-    own = for_features(rows.tables, range(len(rows.tables)))
-    ids, lengths = [], []
-    for feature in group.features:
-        _, ids_N, offsets_B1 = lookups[feature]
-        ids.append(torch.from_numpy(ids_N.astype(np.int64)))
-        lengths.append(
-            torch.ones(batch.num_samples, dtype=torch.int64)
-            if offsets_B1 is None
-            else torch.from_numpy(np.diff(offsets_B1).astype(np.int64))
-        )
-    hot, cold, hot_lengths, cold_lengths = [], [], [], []
-    distinct = {
-        table: torch.unique(
-            torch.cat(
-                [each for each, feature in zip(ids, group.features, strict=True) if own[feature] == table]
-            )
-        )
-        for table in group.tables
-    }
-    # Distinct cold rows of the tables one after the other.
-    distinct = {table: each[each >= rows.num_replicated[table]] for table, each in distinct.items()}
-    first_place = dict(
-        zip(distinct, np.cumsum([0, *(len(each) for each in distinct.values())]), strict=False)
-    )
-    for feature, found_N, lengths_B in zip(group.features, ids, lengths, strict=True):
-        table = own[feature]
-        limit = rows.num_replicated[table]
-        bags_N = torch.repeat_interleave(torch.arange(len(lengths_B)), lengths_B)
-        is_hot_N = found_N < limit
-        hot.append(found_N[is_hot_N] + group.first_hot_T[group.tables.index(table)])
-        cold.append(torch.searchsorted(distinct[table], found_N[~is_hot_N]) + int(first_place[table]))
-        hot_lengths.append(torch.bincount(bags_N[is_hot_N], minlength=len(lengths_B)))
-        cold_lengths.append(torch.bincount(bags_N[~is_hot_N], minlength=len(lengths_B)))
-    counted = [table for table in group.tables if rows.num_replicated[table] < rows.tables[table].num_rows]
-    means = None
-    if any(group.is_mean_F):
-        means = torch.stack(
-            [
-                each.clamp(min=1) if is_mean else torch.ones_like(each)
-                for each, is_mean in zip(lengths, group.is_mean_F, strict=True)
-            ]
-        ).float()
+def _sample_lookups(batch: Batch) -> SampleLookups:
+    """Return the lookups of a batch as the kernel reads them."""
+    ids = [bags.ids_N for bags in batch.bags]
+    firsts = np.cumsum([0, *(each.size for each in ids)])
+    offsets_FB1 = np.empty((len(ids), batch.num_samples + 1), np.int64)
+    for feature, bags in enumerate(batch.bags):
+        np.add(bags.offsets_B1, firsts[feature], out=offsets_FB1[feature])
+    ids_L = np.concatenate(ids) if ids else np.empty(0, np.int32)
+    return SampleLookups(read_only(np.ascontiguousarray(batch.ids_BF)), ids_L, offsets_FB1)
+
+
+def _divide(lookups: SampleLookups, group: RowsOfDim, tables: DividedTables) -> GroupLookups:
+    """Return the lookups of one embedding dimension."""
+    num_samples = lookups.ids_BF.shape[0]
+    lengths_F = np.full(tables.column_F.size, num_samples)
+    is_list_F = tables.column_F < 0
+    if is_list_F.any():
+        starts_F, stops_F = lookups.list_offsets_FB1[-1 - tables.column_F[is_list_F]][:, [0, -1]].T
+        lengths_F[is_list_F] = stops_F - starts_F
+    lengths_T = np.add.reduceat(lengths_F, tables.first_feature_T1[:-1])
+    divided = new_lookups(int(lengths_F.sum()), num_samples * lengths_F.size, lengths_T.size)
+    num_distinct = divide_lookups(lookups, tables, new_workspace(tables, lengths_T), divided)
+    has_cold_T = tables.num_hot_T < tables.num_rows_T
     return GroupLookups(
         group.embedding_dim,
-        torch.cat(hot),
-        _offsets(hot_lengths),
-        torch.cat([each - rows.num_replicated[table] for table, each in distinct.items()]),
-        torch.tensor([len(distinct[table]) for table in counted], dtype=torch.int32),
-        torch.cat(cold),
-        _offsets(cold_lengths),
-        means,
+        torch.from_numpy(divided.hot_ids_N[: divided.hot_offsets_P1[-1]]),
+        torch.from_numpy(divided.hot_offsets_P1),
+        torch.from_numpy(divided.cold_ids_C[:num_distinct]),
+        torch.from_numpy(divided.num_cold_T[has_cold_T]),
+        torch.from_numpy(divided.cold_places_M[: divided.cold_offsets_P1[-1]]),
+        torch.from_numpy(divided.cold_offsets_P1),
+        _mean_lengths(lookups, group, tables),
         group.cold_tables,
     )
 
 
-def _offsets(lengths: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.nn.functional.pad(torch.cat(list(lengths)).cumsum(0), (1, 0))
+def _mean_lengths(lookups: SampleLookups, group: RowsOfDim, tables: DividedTables) -> torch.Tensor | None:
+    """Return by what the sum of each bag is divided, (F, B); None where nothing is averaged."""
+    if not any(group.is_mean_F):
+        return None
+    lengths_FB = np.ones((len(group.features), lookups.ids_BF.shape[0]), np.float32)
+    for feature, is_mean in enumerate(group.is_mean_F):
+        if is_mean:
+            np.maximum(
+                np.diff(lookups.list_offsets_FB1[-1 - tables.column_F[feature]]),
+                1,
+                out=lengths_FB[feature],
+                casting="unsafe",
+            )
+    return torch.from_numpy(lengths_FB)
