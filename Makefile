@@ -29,10 +29,12 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 test: $(STAMP)
 	$(PYTEST) -m "not slow"
 
-# What only some users install: other programs that read exports, Triton for the interpreter of GPU kernels, ONNX, docs.
+# What only some users install: other programs that read exports, Triton for the interpreter of GPU kernels, ONNX, docs,
+# and TorchRec, without which its tests are skipped.
 EXTRAS := $(VENV)/.extras
-$(EXTRAS): $(STAMP)
+$(EXTRAS): $(STAMP) scripts/install-torchrec
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs,onnx,interop,tensorboard,gpu-dev]'
+	-scripts/install-torchrec $(BIN)/python
 	touch $@
 
 # The slow tests; those of GPU kernels, which `make test` skips without Triton; then Numba's kernels as plain Python,

@@ -10,10 +10,8 @@ from __future__ import annotations
 import csv
 import json
 import runpy
-import sys
-import types
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,6 +39,7 @@ from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import draw_log, write_csv
 from hotset.tests.support.naive.naive_export import naive_rows, stored
 from hotset.tests.support.preprocess_runs import CONFIG
+from hotset.tests.support.real_torchrec import torchrec_or_skip
 from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 
@@ -264,37 +263,9 @@ def planned(criteo: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-@dataclass
-class ParameterConstraints:
-    pooling_factors: list[float]
-    batch_sizes: list[int]
-    cache_params: Any
-
-
-@dataclass
-class CacheParams:
-    load_factor: float
-    stats: Any
-
-
-class CacheStatistics:
-    pass
-
-
-def with_torchrec(monkeypatch: pytest.MonkeyPatch, **classes: type) -> None:
-    """Put a stand-in for TorchRec, which needs builds of torch that hotset does not pin."""
-    names = ("torchrec", "torchrec.distributed", "torchrec.distributed.planner")
-    for name in (*names, "torchrec.distributed.planner.types", "torchrec.distributed.types"):
-        module = types.ModuleType(name)
-        vars(module).update(classes)
-        monkeypatch.setitem(sys.modules, name, module)
-
-
-def test_torchrec_gets_constraints_of_every_table(
-    planned: Path, criteo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_ins = {"ParameterConstraints": ParameterConstraints, "CacheStatistics": CacheStatistics}
-    with_torchrec(monkeypatch, **stand_ins, CacheParams=CacheParams)
+@pytest.mark.slow
+def test_torchrec_gets_constraints_of_every_table(planned: Path, criteo: Path) -> None:
+    torchrec_or_skip()
     constraints = runpy.run_path(str(planned / "planner_inputs.py"))["constraints"](planned)
     shards = Manifest.read(criteo / "shards")
     tables = shards.totals["tables"]
@@ -347,15 +318,6 @@ def test_shards_without_their_vocabulary_are_refused(criteo: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_torchrecs_own_classes_take_them(planned: Path) -> None:
-    pytest.importorskip("torchrec", reason="TorchRec is not installed")
-    constraints = runpy.run_path(str(planned / "planner_inputs.py"))["constraints"](planned)
-    statistics = next(iter(constraints.values())).cache_params.stats
-    assert statistics.expected_miss_rate(0.0) == 1
-
-
 def naive_statistics(counts: list[int], lookups: float) -> tuple[float, list[float]]:
     """Distinct rows of a batch, and the share of them behind the most frequent ones for each load factor."""
     there = [1 - (1 - count / sum(counts)) ** lookups for count in counts]
@@ -386,15 +348,9 @@ def test_skewed_tables_are_better_cached_than_even_ones() -> None:
     assert dict(found[1]["miss_rates"])[0.6] == pytest.approx(0, abs=1e-9)
 
 
-def test_miss_rates_between_two_load_factors_lie_on_a_line(
-    planned: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_torchrec(
-        monkeypatch,
-        ParameterConstraints=ParameterConstraints,
-        CacheStatistics=CacheStatistics,
-        CacheParams=CacheParams,
-    )
+@pytest.mark.slow
+def test_miss_rates_between_two_load_factors_lie_on_a_line(planned: Path) -> None:
+    torchrec_or_skip()
     program = runpy.run_path(str(planned / "planner_inputs.py"))
     tables = json.loads((planned / "planner.json").read_text())["tables"]
     # By default the folder of the program itself.

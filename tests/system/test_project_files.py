@@ -45,6 +45,26 @@ def test_ci_runs_every_python_that_the_project_names() -> None:
     assert f"python: {json.dumps(named)}" in workflow and "run: .ci/run" in workflow
 
 
+@pytest.mark.parametrize("torch", ["2.12.1 cpu", "2.13.0 cpu", "2.130.0 cpu", "2.14.0+cu130 13.0", None])
+def test_torchrec_is_installed_beside_the_torch_it_fits(torch: str | None, tmp_path: Path) -> None:
+    (pinned,) = re.findall(r"^torch==(\d+\.\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    # An interpreter with such a torch that installs nothing.
+    python = tmp_path / "python"
+    answer = "exit 1" if torch is None else f"echo {torch}"
+    python.write_text(f"#!/bin/sh\ncase $1 in -c) {answer} ;; -m) echo $* ;; esac\n")
+    python.chmod(0o755)
+    done = subprocess.run([ROOT / "scripts/install-torchrec", python], capture_output=True, text=True)
+    fits = torch is not None and torch.startswith(f"{pinned}.")
+    assert done.returncode == (0 if fits else 1)
+    assert ("--no-deps torchrec fbgemm-gpu-cpu" in done.stdout) == fits
+    if not fits:
+        name = (torch or "none").split()[0]
+        assert done.stderr.startswith(
+            f"error: TorchRec is installed here for torch {pinned}, and {python} has"
+        )
+        assert name in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_pre_commit_runs_the_ruff_of_the_constraints() -> None:
     pinned = re.findall(r"^ruff==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert re.findall(r"rev: v(\S+)", (ROOT / ".pre-commit-config.yaml").read_text()) == pinned

@@ -13,7 +13,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hotset.pipeline.errors import ConfigError, HotsetError
+from hotset.tests.support.real_torchrec import torchrec_or_skip
 from hotset.tests.support.resealed import set_in_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import EmbeddingTable
@@ -174,33 +174,26 @@ def test_states_and_settings_that_do_not_fit_are_refused(folder: Path, tmp_path:
         ShardDataset(tmp_path / "shards")
 
 
-def test_ids_are_a_keyed_jagged_tensor_for_torchrec(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class KeyedJaggedTensor:
-        def __init__(self, *, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> None:
-            self.keys, self.values, self.lengths = keys, values, lengths
+def test_a_keyed_jagged_tensor_needs_torchrec(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    with pytest.raises(ConfigError, match="keyed_jagged needs torchrec"):
+        next(iter(ShardDataset(folder, keyed_jagged=True)))
 
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "torchrec", None)
-        with pytest.raises(ConfigError, match="keyed_jagged needs torchrec"):
-            next(iter(ShardDataset(folder, keyed_jagged=True)))
-    module = types.ModuleType("torchrec.sparse.jagged_tensor")
-    module.KeyedJaggedTensor = KeyedJaggedTensor  # type: ignore[attr-defined]
-    for name in ("torchrec", "torchrec.sparse"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, "torchrec.sparse.jagged_tensor", module)
+
+@pytest.mark.slow
+def test_ids_are_a_keyed_jagged_tensor_for_torchrec(folder: Path) -> None:
+    torchrec = torchrec_or_skip()
     plain, jagged = (next(iter(ShardDataset(folder, keyed_jagged=flag))) for flag in (False, True))
     assert list(jagged) == ["label", "dense", "sparse"]
     sparse = jagged["sparse"]
     names = [table.name for table in Shards.open(folder).tables]
-    assert sparse.keys == names
+    assert isinstance(sparse, torchrec.KeyedJaggedTensor) and sparse.keys() == names
     num_samples = len(plain["label"])
-    lengths = sparse.lengths.reshape(len(names), num_samples)
-    ends = np.cumsum(lengths.sum(1).tolist()).tolist()
-    for number, name in enumerate(names):
-        first = ends[number - 1] if number else 0
-        assert sparse.values[first : ends[number]].tolist() == plain[name].tolist()
+    assert sparse.stride() == num_samples
+    for name, found in sparse.to_dict().items():
+        assert found.values().tolist() == plain[name].tolist()
         wanted = plain[f"{name}_offsets"].diff() if f"{name}_offsets" in plain else torch.ones(num_samples)
-        assert lengths[number].tolist() == wanted.tolist()
+        assert found.lengths().tolist() == wanted.tolist()
 
 
 @pytest.mark.slow
