@@ -496,7 +496,8 @@ def _memory_needs(
         "encode": encode_stage.needed_bytes(part, len(schema.one_hot), workers),
         "pack": pack_stage.needed_bytes(config.pack, width, part.num_samples, workers),
     }
-    found = {stage: least_cap(resources, needed) for stage, needed in needs.items()}
+    # The stages that run in threads here have no other processes.
+    found = {stage: least_cap(resources, needed, here=stage == "pack") for stage, needed in needs.items()}
     if files:
         found["ingest"] = least_cap(
             replace(resources, workers=1), ingest_stage.needed_bytes(files, config.ingest)

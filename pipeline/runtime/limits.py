@@ -1,4 +1,4 @@
-"""Limits of this process: control groups, ``ulimit -v`` and the number of cores.
+"""Limits of this process: control groups, ``ulimit -v`` and the number of cores; and machines of a cluster.
 
 Linux shows control groups as folders: version 1 has a tree for each controller, version 2 has one tree. The
 limit of a group also binds the groups inside it, so a process is bound by its group and by all groups around
@@ -66,6 +66,18 @@ def _folders_of(group: str, tree: Path) -> list[Path]:
     ends = [] if ".." in parts else [tree.joinpath(*parts[first:]) for first in range(len(parts))]
     folder = next((end for end in ends if end.is_dir()), tree)
     return [folder, *(above for above in folder.parents if above.is_relative_to(tree))]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of a cluster."""
+
+    cores: int
+    memory_bytes: int
+
+    def num_workers(self, cores_each: int, workers: int) -> int:
+        """Return how many of ``workers`` it runs at a time at most, each on some cores."""
+        return min(workers, self.cores // cores_each)
 
 
 def usable_cores(system: Path = Path("/")) -> int:

@@ -1,9 +1,12 @@
 """Keeping to ``--memory``: how many bytes a stage may hold at a time.
 
-The cap is on anonymous resident memory, of this process and its workers together. Part of it is spent before
-a stage begins (interpreter, libraries, compiled kernels, what the allocators keep): the rest is the stage's
-room. Pages of mapped files belong to the page cache and do not count, so what a stage cannot hold goes to
-files, see `folders.output`.
+The cap is on anonymous resident memory, of this process and its workers on one machine together. Part of it
+is spent before a stage begins (interpreter, libraries, compiled kernels, what the allocators keep): the rest
+is the stage's room. Pages of mapped files belong to the page cache and do not count, so what a stage cannot
+hold goes to files, see `folders.output`.
+
+On a cluster every machine has the cap, or by default a quarter of its own memory; of machines that differ the
+one with the least room decides. More machines never leave a worker less.
 """
 
 from __future__ import annotations
@@ -19,7 +22,15 @@ import pyarrow as pa
 
 from ..errors import MIB, MemoryCapError, format_byte_size
 from .limits import ControlGroup, addresses_left, control_groups, numbers_in
-from .tasks import Resources, drop_thread_buffers, num_processes, num_workers
+from .tasks import (
+    Resources,
+    cores_of_worker,
+    crew_size,
+    drop_thread_buffers,
+    nodes,
+    num_processes,
+    num_workers,
+)
 
 Item = TypeVar("Item")
 
@@ -29,6 +40,8 @@ _SLACK_BYTES = 32 * MIB
 """Allowance for what allocators take beyond what is requested."""
 _WAYS_OUT = {"ingest": "a smaller --block-bytes needs less"}
 """Remedies of stages that take fewer workers by themselves where memory is short."""
+_SHARE = 4
+"""Part of a machine's memory that a run takes where no cap is given: a quarter."""
 _NO_LIMIT = 1 << 62
 """Limits from here on are none; version 1 of control groups has the largest multiple of a page."""
 
@@ -36,7 +49,7 @@ _NO_LIMIT = 1 << 62
 def default_memory_bytes() -> int:
     """Return a quarter of this machine's memory, or of its container's where that has less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *(limit for limit, _ in _limits_of_groups())]) // 4
+    return min([physical, *(limit for limit, _ in _limits_of_groups())]) // _SHARE
 
 
 def anonymous_bytes() -> int:
@@ -83,55 +96,69 @@ def _limit_of(group: ControlGroup) -> tuple[int, int] | None:
     return int(limit), max(0, int(used) - droppable)
 
 
-def room_for(stage: str, resources: Resources, needed_bytes: int) -> int:
-    """Return the bytes that ``stage`` may hold at a time, in all its processes; at least ``needed_bytes``.
+def room_for(stage: str, resources: Resources, needed_bytes: int, *, here: bool = False) -> int:
+    """Return the bytes that ``stage`` may hold at a time on each machine; at least ``needed_bytes``.
 
     Args:
         stage: for the message.
         resources: the cap, and the workers: each may be a process, which has fixed costs too. Without a cap
             the stage gets a quarter of the machine's memory, or what it needs.
-        needed_bytes: the least the stage can do with.
+        needed_bytes: the least the stage can do with on a machine.
+        here: the tasks share memory, so they run in threads of this machine, whatever the engine.
 
     Raises:
         MemoryCapError: the stage cannot keep within the cap; the hint names one that would do.
     """
-    check_cap(stage, resources, needed_bytes)
+    check_cap(stage, resources, needed_bytes, here=here)
     give_back()
+    return max(needed_bytes, min(rooms_of_machines(resources, here=here)))
+
+
+def rooms_of_machines(resources: Resources, *, here: bool = False) -> list[int]:
+    """Return what the cap of each machine leaves; negative where its processes take more."""
+    spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES)
+    cap = resources.memory_bytes
+    if here or not nodes():
+        return [(cap or default_memory_bytes()) - spent]
     # Each worker process spends the fixed part of an interpreter before it holds anything for the stage.
-    of_workers = num_processes(resources.workers) * FIXED_BYTES
-    spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES) + of_workers
-    return max(needed_bytes, (resources.memory_bytes or default_memory_bytes()) - spent)
+    workers = num_workers(resources.workers)
+    cores = cores_of_worker(nodes(), workers)
+    crews = [node.num_workers(cores, workers) if workers > 1 else 0 for node in nodes()]
+    caps = [cap or node.memory_bytes // _SHARE for node in nodes()]
+    return [own - spent - crew * FIXED_BYTES for own, crew in zip(caps, crews, strict=True)]
 
 
-def workers_within(stage: str, resources: Resources, worker_bytes: int) -> int:
-    """Return the largest number of workers that keeps ``stage`` within the memory cap.
+def workers_within(stage: str, resources: Resources, worker_bytes: int, shared_bytes: int = 0) -> int:
+    """Return the largest number of workers that keeps ``stage`` within the memory cap of every machine.
 
     Args:
         stage: for the message.
         resources: the cap, a quarter of the machine's memory where there is none, and the most workers.
         worker_bytes: memory of each worker.
+        shared_bytes: memory that the workers of a machine should have in common; one worker does without.
 
     Raises:
         MemoryCapError: not even one worker keeps a cap that was given; the hint names one that would do.
     """
-    cap = resources.memory_bytes or default_memory_bytes()
-    spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES)
     # One worker fewer until all fit, as each takes the same.
-    workers = num_workers(resources.workers)
-    while workers > 1 and spent + num_processes(workers) * FIXED_BYTES + workers * worker_bytes > cap:
-        workers -= 1
+    fewer = replace(resources, workers=num_workers(resources.workers))
+    while fewer.workers > 1:
+        needed = crew_size(fewer.workers) * worker_bytes + shared_bytes
+        if min(rooms_of_machines(fewer)) >= needed:
+            break
+        fewer = replace(fewer, workers=fewer.workers - 1)
     check_cap(stage, replace(resources, workers=1), worker_bytes)
-    return workers
+    return fewer.workers
 
 
-def least_cap(resources: Resources, needed_bytes: int) -> int:
-    """Return the smallest ``--memory`` for a stage (bytes), fixed costs of all processes included."""
-    return (1 + num_processes(resources.workers)) * FIXED_BYTES + needed_bytes
+def least_cap(resources: Resources, needed_bytes: int, *, here: bool = False) -> int:
+    """Return the smallest ``--memory`` for a stage (bytes), with the fixed costs of a machine's processes."""
+    return (1 + (0 if here else num_processes(resources.workers))) * FIXED_BYTES + needed_bytes
 
 
-def check_cap(stage: str, resources: Resources, needed_bytes: int) -> None:
+def check_cap(stage: str, resources: Resources, needed_bytes: int, *, here: bool = False) -> None:
     """Raise MemoryCapError where ``stage`` cannot keep within the memory cap, if there is one."""
-    check_caps(resources, {stage: least_cap(resources, needed_bytes)})
+    check_caps(resources, {stage: least_cap(resources, needed_bytes, here=here)})
 
 
 def check_caps(resources: Resources, least_caps: Mapping[str, int]) -> None:

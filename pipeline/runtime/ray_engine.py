@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import ray
 
 from ..errors import ConfigError, EngineError, first_line
+from .limits import Node
 
 _MOST_RETRIES = 2
 """Times that a task is run again after its worker was killed."""
@@ -44,6 +45,22 @@ def _print_nothing(*_: Any, **__: Any) -> None:
     """Print nothing: a killed worker is replaced, or ends the run with a HotsetError."""
 
 
+def nodes_of(found: Iterable[Mapping[str, Any]]) -> list[Node]:
+    """Return the machines that run workers, by what Ray says of its nodes; several may share a machine."""
+    machines: dict[str, Node] = {}
+    for node in found:
+        has = node["Resources"]
+        cores = int(has.get("CPU", 0))
+        if not node["Alive"] or not cores:
+            continue
+        # Ray divides the memory of a machine, or of its container, into these two.
+        memory_bytes = int(has.get("memory", 0) + has.get("object_store_memory", 0))
+        known = machines.get(node["NodeManagerAddress"], Node(0, 0))
+        most = max(known.memory_bytes, memory_bytes)
+        machines[node["NodeManagerAddress"]] = Node(known.cores + cores, most)
+    return list(machines.values())
+
+
 class RayEngine:
     """A Ray cluster: the connected one, that of RAY_ADDRESS, or the one running on this machine.
 
@@ -56,7 +73,7 @@ class RayEngine:
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
             self._connect()
-        self._num_workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._nodes = nodes_of(ray.nodes())
         self._tasks: dict[Future[Any], Any] = {}
         """Ray's reference to each task whose result is not taken yet."""
 
@@ -72,20 +89,24 @@ class RayEngine:
         # Ray prints news of dead nodes and workers on stdout, where it would mix with the command's output.
         ray._private.worker.print_to_stdstream = _print_nothing
 
+    def nodes(self) -> list[Node]:
+        """Return the machines the cluster had at first: work is divided among them, always the same."""
+        return self._nodes
+
     def num_workers(self) -> int:
-        """Return the CPUs the cluster had at first: work is divided by this number, always the same."""
-        return self._num_workers
+        """Return the CPUs the cluster had at first."""
+        return sum(node.cores for node in self._nodes)
 
     def check_workers(self, count: int) -> None:
         """Raise ConfigError for more workers than the cluster has CPUs."""
-        if count > self._num_workers:
+        if count > self.num_workers():
             raise ConfigError(
-                f"{count} workers on a Ray cluster of {self._num_workers} CPUs", hint="give fewer --workers"
+                f"{count} workers on a Ray cluster of {self.num_workers()} CPUs", hint="give fewer --workers"
             )
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Run a call on one CPU of the cluster; it is repeated if its worker is killed."""
-        task = ray.remote(num_cpus=1, max_retries=_MOST_RETRIES)(function).remote(*arguments)
+    def submit(self, cores: int, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Run a call on some CPUs of one node; it is repeated if its worker is killed."""
+        task = ray.remote(num_cpus=cores, max_retries=_MOST_RETRIES)(function).remote(*arguments)
         future: Future[Any] = task.future()
         self._tasks[future] = task
         return future

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, MissingExtraError, install_hint
-from .limits import usable_cores
+from .limits import Node, usable_cores
 
 if TYPE_CHECKING:
     from .ray_engine import RayEngine
@@ -90,10 +90,36 @@ def num_workers(workers: int) -> int:
     return engine.num_workers() if engine is not None else usable_cores()
 
 
-def num_processes(workers: int) -> int:
-    """Return how many other processes hold memory for the run."""
+def cores_of_worker(nodes: Sequence[Node], workers: int) -> int:
+    """Return the cores that a worker takes, the most with which the nodes run ``workers`` together."""
+    cores = 1
+    while sum(node.cores // (cores + 1) for node in nodes) >= workers:
+        cores += 1
+    return cores
+
+
+def nodes() -> list[Node]:
+    """Return the machines of the cluster; none without one."""
+    engine = _engine.get()
+    return engine.nodes() if engine is not None else []
+
+
+def crew_size(workers: int) -> int:
+    """Return how many workers one machine runs at a time at most: caps are those of a machine."""
     count = num_workers(workers)
-    return count if _engine.get() is not None and count > 1 else 0
+    cores = cores_of_worker(nodes(), count) if nodes() else 1
+    return max((node.num_workers(cores, count) for node in nodes()), default=count)
+
+
+def threads_here(workers: int) -> int:
+    """Return how many threads run tasks that share memory: of this machine, whatever the engine."""
+    count = num_workers(workers)
+    return count if _engine.get() is None else min(count, usable_cores())
+
+
+def num_processes(workers: int) -> int:
+    """Return how many other processes hold memory for the run on one machine at most."""
+    return crew_size(workers) if _engine.get() is not None and num_workers(workers) > 1 else 0
 
 
 _packed = threading.local()
@@ -178,7 +204,7 @@ def run_tasks(
     # Tasks that share memory stay in this process, whatever engine is in force.
     if engine is not None and shares_memory:
         engine = None
-        count = min(count, usable_cores())
+        count = threads_here(workers)
     # One worker needs no thread.
     if count == 1:
         for task in tasks:
@@ -221,11 +247,14 @@ def _run_in_cluster(
         for task in tasks:
             packed, used = pack_call(function, task)
             originals.append(used)
-            yield engine.submit(run_packed, packed, folder)
+            yield engine.submit(cores, run_packed, packed, folder)
 
     engine.check_workers(count)
+    # A worker takes as many cores as leave each machine no more workers than its memory was divided among.
+    cores = cores_of_worker(engine.nodes(), count)
+    is_full = sum(node.cores // cores for node in engine.nodes()) == count
     try:
-        for future in _finished(submitted(), in_order, count):
+        for future in _finished(submitted(), in_order, count, ahead=2 if is_full else 1):
             result, reports = engine.result(future)
             for original, report in zip(originals.popleft(), reports, strict=True):
                 original.apply_report(report)
@@ -236,15 +265,17 @@ def _run_in_cluster(
 
 
 def _finished(
-    submitted: Iterator[Future[Result]], in_order: deque[Future[Result]], count: int
+    submitted: Iterator[Future[Result]], in_order: deque[Future[Result]], count: int, ahead: int = 2
 ) -> Iterator[Future[Result]]:
-    """Yield futures in order as they finish; ``in_order`` holds those that are submitted and not yielded."""
+    """Yield futures in order as they finish; ``in_order`` holds those that are submitted and not yielded.
+
+    ``ahead``: tasks per worker that are submitted and not finished.
+    """
     unfinished: set[Future[Result]] = set()
     while True:
-        # Submit while fewer than two tasks per worker are unfinished and not too many results wait for a
-        # slow one.
+        # Submit while few tasks per worker are unfinished and not too many results wait for a slow one.
         unfinished = {future for future in unfinished if not future.done()}
-        while len(unfinished) < 2 * count and len(in_order) < _MOST_RESULTS * count:
+        while len(unfinished) < ahead * count and len(in_order) < _MOST_RESULTS * count:
             if (future := next(submitted, None)) is None:
                 break
             in_order.append(future)
@@ -274,7 +305,7 @@ class Resources:
     """Number of workers; 0 takes every core the run may use."""
 
     memory_bytes: int | None = None
-    """Cap on anonymous resident memory of all processes together; None takes a quarter of the machine's."""
+    """Cap on the anonymous resident memory of the run on one machine; None takes a quarter of what it has."""
 
     progress: ProgressCallback = silent
     """Receives the progress of each stage."""

@@ -43,7 +43,7 @@ from ..folders.totals import (
 from ..formats.arrow_files import COUNT_COLUMNS, read_batch, read_file, values_of
 from ..formats.columns import tables_of, text_tables, top_categories, write_top_texts
 from ..runtime.memory import check_cap, room_for
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, crew_size
 from ..schema.schema import SAMPLE_TIME
 from .count_tasks import CountedLog, Span, checksum_of_parts, count_tables
 
@@ -228,7 +228,7 @@ def count(
     log = CountedLog(columns, output, tables, spans, output.before, bases_of(spans, columns, output.before))
     names = [name for name in tables if not output.has(f"{name}.arrow")]
     needed = needed_bytes(len(tables), resources.workers)
-    room = room_for("count", resources, needed) // num_workers(resources.workers)
+    room = room_for("count", resources, needed) // crew_size(resources.workers)
     total = len(names) * sum(span.stop - log.first_new(span) for span in spans)
     done = 0
 
@@ -308,7 +308,7 @@ def _describe_table(name: str, log: CountedLog, entry: FileEntry) -> CountedTabl
 
 def needed_bytes(num_tables: int, workers: int) -> int:
     """Return the bytes that `count` needs at least: room for each worker, and its small tables."""
-    return num_workers(workers) * (_LEAST_ROOM + 16 * 5 * SMALLEST_ENTRIES * num_tables)
+    return crew_size(workers) * (_LEAST_ROOM + 16 * 5 * SMALLEST_ENTRIES * num_tables)
 
 
 def _samples_of_files(columns: Manifest) -> list[int]:

@@ -43,8 +43,16 @@ from ..formats.arrow_files import lookups_of, read_batch, validity_of, values_of
 from ..formats.columns import transform_columns
 from ..formats.ids import FoundIds, PartIds, PartSize, largest_part
 from ..raw.part import Fault, Part, RawParts, UnreadPart
-from ..runtime.memory import check_cap, groups_within, room_for
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_processes, num_workers, run_tasks, thread_buffer
+from ..runtime.memory import check_cap, groups_within, room_for, rooms_of_machines, workers_within
+from ..runtime.tasks import (
+    DEFAULT_RESOURCES,
+    Resources,
+    crew_size,
+    nodes,
+    num_processes,
+    run_tasks,
+    thread_buffer,
+)
 from ..schema.schema import Schema
 
 LEAST_TABLE_BYTES = 4 * MIB
@@ -126,9 +134,15 @@ def pieces_of(vocabulary: Manifest, room_bytes: int | None) -> Iterator[TablePie
         features = {feature.name: next(position) for feature in by_feature([table])}
         array = read_batch(vocabulary, vocabulary.entry(f"{table.name}.arrow")).column("category")
         category_bytes = array.type.bit_width // 8
-        num_rows = table.num_rows if room_bytes is None else most_rows_within(room_bytes, category_bytes)
-        for first in range(0, table.num_rows, num_rows):
-            yield TablePiece(features, table, first, min(first + num_rows, table.num_rows), category_bytes)
+        for first, stop in cuts_of_table(table.num_rows, category_bytes, room_bytes):
+            yield TablePiece(features, table, first, stop, category_bytes)
+
+
+def cuts_of_table(num_rows: int, category_bytes: int, room_bytes: int | None) -> Iterator[tuple[int, int]]:
+    """Yield the rows ``[first, stop)`` of each piece of a table."""
+    most = num_rows if room_bytes is None else most_rows_within(room_bytes, category_bytes)
+    for first in range(0, num_rows, most):
+        yield first, min(first + most, num_rows)
 
 
 def load_piece(vocabulary: Manifest, piece: TablePiece, shared: Output | None) -> LoadedPiece:
@@ -178,10 +192,11 @@ def encode(
         return output.sealed
     todo = [(entry, first) for first, entry in columns.parts() if not output.has(entry.path)]
     totals = VocabularyTotals.of(vocabulary)
-    # The room for hash tables is what the ids of the largest part leave, for every worker.
     largest = largest_part(columns, [entry for entry, _ in todo])
-    needed = needed_bytes(largest, len(one_hot(totals.tables)), resources.workers)
-    room = room_for("encode", resources, needed) - needed + LEAST_TABLE_BYTES
+    num_one_hot = len(one_hot(totals.tables))
+    table_bytes = sum(piece.num_bytes for piece in pieces_of(vocabulary, None))
+    resources = replace(resources, workers=workers_for(largest, num_one_hot, table_bytes, resources))
+    room = room_of_tables(largest, num_one_hot, resources)
     pieces = pieces_of(vocabulary, room) if todo else []
     passes = list(groups_within(room, pieces, lambda piece: piece.num_bytes))
     # Workers in other processes map the hash tables from files; threads share them as they are.
@@ -213,9 +228,35 @@ def check_encode(config: EncodeConfig, columns: Manifest, vocabulary: Manifest, 
 
 
 def needed_bytes(part: PartSize, num_one_hot: int, workers: int) -> int:
-    """The least that `encode` can do with: ids of a part for each worker, and small tables."""
-    ids_bytes = part.num_samples * (9 * num_one_hot + 16) + 9 * part.num_list_lookups
-    return num_workers(workers) * ids_bytes + LEAST_TABLE_BYTES
+    """The least that `encode` can do with on a machine: ids of a part for each worker, and small tables."""
+    return crew_size(workers) * _ids_bytes(part, num_one_hot) + LEAST_TABLE_BYTES
+
+
+def _ids_bytes(part: PartSize, num_one_hot: int) -> int:
+    return part.num_samples * (9 * num_one_hot + 16) + 9 * part.num_list_lookups
+
+
+def workers_for(part: PartSize, num_one_hot: int, table_bytes: int, resources: Resources) -> int:
+    """Return the workers, of a cluster so few that half of each machine's room is left for hash tables.
+
+    Every process has costs of its own, and each pass that the tables take reads the whole log.
+    """
+    if not num_processes(resources.workers):
+        return resources.workers
+    # Processes of a machine map the same tables, so these take their room once.
+    most = min(rooms_of_machines(replace(resources, workers=len(nodes())))) // 2
+    ids_bytes = _ids_bytes(part, num_one_hot)
+    return workers_within("encode", resources, ids_bytes, max(0, min(table_bytes, most - ids_bytes)))
+
+
+def room_of_tables(part: PartSize, num_one_hot: int, resources: Resources) -> int:
+    """Return the bytes of a machine for hash tables: what the ids of the largest part leave, for each worker.
+
+    Raises:
+        MemoryCapError: the stage cannot keep within the cap.
+    """
+    needed = needed_bytes(part, num_one_hot, resources.workers)
+    return room_for("encode", resources, needed) - needed + LEAST_TABLE_BYTES
 
 
 def _spill_part(entry: FileEntry, num_train: int, lookup: LookupPass) -> int:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ from ..folders.totals import (
 )
 from ..formats.arrow_files import OpenedParts
 from ..runtime.memory import room_for
-from ..runtime.tasks import Resources, num_workers, run_tasks
+from ..runtime.tasks import Resources, run_tasks, threads_here
 from .row_order import (
     Arrange,
     Arrangement,
@@ -152,7 +151,7 @@ def check_peel_order(
     needed = BYTES_PER_LOOKUP * int(starts[-1]) + BYTES_PER_ROW * (num_rows + floor)
     needed += BYTES_PER_SAMPLE * num_samples
     needed += lookup_bytes(tables, resources)
-    room_for("rank --rank-by peel", replace(resources, workers=1), needed)
+    room_for("rank --rank-by peel", resources, needed, here=True)
     return starts
 
 
@@ -336,12 +335,12 @@ def sampled_order(
 
 def check_sampled_order(tables: Sequence[RankedTable], num_samples: int, resources: Resources) -> None:
     """Raise ConfigError where `sampled_order` would refuse, before the log is read."""
-    workers = num_workers(resources.workers)
+    workers = threads_here(resources.workers)
     sizes = sorted((table.num_rows for table in tables), reverse=True)[:workers]
     # Peak memory of this order: the draw, every table's result, and the work of the largest tables.
     needed = num_samples + sum(table.num_rows for table in tables) * _BYTES_PER_ROW
     needed += sum(sizes) * _BYTES_PER_ROW_AT_WORK + lookup_bytes(tables, resources)
-    room_for("rank --rank-by sampled", replace(resources, workers=1), needed)
+    room_for("rank --rank-by sampled", resources, needed, here=True)
 
 
 def _order_table(

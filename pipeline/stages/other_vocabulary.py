@@ -35,7 +35,7 @@ from ..folders.totals import (
 )
 from ..formats.arrow_files import NO_NULLS, numpy_type, read_batch, values_of, write_batch
 from ..runtime.memory import room_for
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, crew_size, run_tasks
 
 VERSION = 2
 
@@ -128,7 +128,7 @@ def map_ids(old: Manifest, new: Manifest, out: Path, resources: Resources = DEFA
     if output.sealed is not None:
         return output.sealed
     # Tables are independent, so each worker maps one in its share of the memory.
-    room = room_for("map-ids", resources, needed_bytes(resources.workers)) // num_workers(resources.workers)
+    room = room_for("map-ids", resources, needed_bytes(resources.workers)) // crew_size(resources.workers)
     tasks = ((before, after, old, new, output, room) for before, after in tables)
     for done, _ in enumerate(run_tasks(_map_table, tasks, workers=resources.workers), 1):
         resources.progress("map-ids", done, len(tables))
@@ -154,7 +154,7 @@ def _totals(tables: list[tuple[VocabularyTable, VocabularyTable]], output: Outpu
 
 def needed_bytes(workers: int) -> int:
     """The least that `other_vocabulary` can do with."""
-    return num_workers(workers) * _LEAST_ROOM
+    return crew_size(workers) * _LEAST_ROOM
 
 
 def _pairs(old: Manifest, new: Manifest) -> list[tuple[VocabularyTable, VocabularyTable]]:

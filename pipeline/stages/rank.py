@@ -22,7 +22,7 @@ from ..folders.totals import CountsFacts, CountsTotals, VocabularyTotals
 from ..formats.arrow_files import VOCABULARY_COLUMNS, read_batch, read_file, values_of
 from ..formats.columns import write_id_texts
 from ..runtime.memory import check_cap, room_for
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks, silent
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, crew_size, run_tasks, silent
 from ..schema.schema import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
 from .row_order import Arrange, RankedTable, write_table
 
@@ -109,7 +109,7 @@ def rank(
     if output.sealed is not None:
         return output.sealed
     # Memory that tables may be read into at a time, for each worker.
-    room = room_for("rank", resources, needed_bytes(resources.workers)) // num_workers(resources.workers)
+    room = room_for("rank", resources, needed_bytes(resources.workers)) // crew_size(resources.workers)
     room -= _LEAST_ROOM
     # First every table by frequency, as runs of equal counts; the other orders rearrange that.
     tables = rank_tables(config, counts, resources)
@@ -211,7 +211,7 @@ def version_of(config: RankConfig) -> int:
 
 def needed_bytes(workers: int) -> int:
     """Return the bytes that `rank` by frequency needs at least."""
-    return num_workers(workers) * _LEAST_ROOM
+    return crew_size(workers) * _LEAST_ROOM
 
 
 def counted_samples(counts: Manifest) -> range:

@@ -48,7 +48,7 @@ from ..formats.arrow_files import (
     write_batch,
 )
 from ..formats.ids import ONE_EACH, TableLookups, join_lookups, read_lookups
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks, thread_buffer
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, thread_buffer, threads_here
 
 _SCRATCH_BYTES = 24 << 20
 """A part's lookups, for each worker."""
@@ -142,7 +142,7 @@ class RankedTable:
 
 def lookup_bytes(tables: Sequence[RankedTable], resources: Resources) -> int:
     """Return the most that all workers hold while each iterates over the lookups of a table."""
-    workers = num_workers(resources.workers)
+    workers = threads_here(resources.workers)
     largest = sorted((table.lookup_bytes() for table in tables), reverse=True)[:workers]
     return sum(largest) + workers * _SCRATCH_BYTES
 

@@ -37,7 +37,7 @@ from ..folders.totals import (
 from ..formats.arrow_files import read_batch, write_batch
 from ..formats.ids import PartIds
 from ..runtime.memory import check_cap
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, crew_size, run_tasks
 from ..schema.schema import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
 from .row_order import HotOrder, read_tables
 
@@ -203,7 +203,7 @@ def needed_bytes(config: SplitConfig, num_rows: int, samples: Manifest, workers:
     """Return the bytes that `split` needs: the tags of a part for each worker, and what FAE's modes hold."""
     largest = max((entry.num_samples for entry in samples.files), default=0)
     of_rows = 0 if config.mode == "budget" else CALIBRATION_ROW_BYTES * num_rows
-    return num_workers(workers) * _TAG_BYTES * largest + of_rows
+    return crew_size(workers) * _TAG_BYTES * largest + of_rows
 
 
 def dims_of(config: SplitConfig, features: Sequence[str]) -> list[int]:

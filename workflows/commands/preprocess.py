@@ -90,8 +90,8 @@ class RunOptions:
     RAY_ADDRESS, of one started here)."""
 
     memory: ByteSize | None = None
-    """Limit on the anonymous resident memory of all processes together. Default: a quarter of the machine's
-    memory."""
+    """Limit on the anonymous resident memory of all processes of one machine together. Default: a quarter of
+    the memory that the machine has."""
 
     durable: bool = False
     """Sync every file to the device, so that finished files survive a power cut too."""

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from hotset.pipeline.errors import MIB, ConfigError, MemoryCapError
+from hotset.pipeline.errors import GIB, MIB, ConfigError, MemoryCapError
+from hotset.pipeline.formats.ids import PartSize
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.runtime import memory
-from hotset.pipeline.runtime.limits import control_groups
+from hotset.pipeline.runtime.limits import Node, control_groups
 from hotset.pipeline.runtime.memory import (
     FIXED_BYTES,
     available_bytes,
@@ -30,6 +31,9 @@ from hotset.pipeline.runtime.memory import (
     workers_within,
 )
 from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.stages.encode import cuts_of_table, room_of_tables, workers_for
+from hotset.stats.id_tables import id_table_bytes
+from hotset.tests.support.processes.made_up_cluster import made_up_cluster
 from hotset.tests.support.processes.made_up_groups import write_groups
 
 CAP_BYTES = 232 * MIB
@@ -93,6 +97,59 @@ def test_as_many_workers_as_fit_are_taken_and_one_that_does_not_is_refused(
     assert caught.value.hint == "--memory 261MiB would do; a smaller --block-bytes needs less"
     # Without a cap a quarter of the machine's memory bounds the workers, and nothing is refused.
     assert workers_within("ingest", Resources(4), 1 << 50) == 1
+
+
+CATEGORIES = (292_800_000, 227_600_000, 187_200_000, 130_200_000, 40_800_000)
+"""Rows of the largest tables of the terabyte log."""
+
+
+@pytest.mark.parametrize(
+    ("machines", "workers", "passes"),
+    # Where all was compared with the memory of the driver, these had 16, 64, 96, 98, 23, 256 and 397 workers
+    # in ingest, and took 1, 4, 2411, 2411, 2411, 1 and 2411 passes in encode.
+    [
+        ([Node(16, 64 * GIB)], 16, 1),
+        ([Node(16, 64 * GIB)] * 4, 64, 1),
+        ([Node(16, 64 * GIB)] * 6, 96, 1),
+        ([Node(16, 64 * GIB)] * 16, 256, 1),
+        ([Node(16, 16 * GIB)] * 2, 32, 7),
+        ([Node(64, 256 * GIB)] * 4, 256, 1),
+        ([Node(64, 256 * GIB)] * 8, 512, 1),
+        # One machine of few bytes for each core: fewer workers, for the sake of fewer passes.
+        ([Node(256, 64 * GIB)], 98, 3),
+        ([Node(96, 64 * GIB)], 96, 3),
+    ],
+)
+def test_the_memory_of_each_machine_decides_its_workers_and_tables(
+    machines: list[Node], workers: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
+    monkeypatch.setattr("hotset.pipeline.runtime.memory.default_memory_bytes", lambda: GIB)  # of the driver
+    part = PartSize(69_000)
+    with made_up_cluster(*machines):
+        assert workers_within("ingest", Resources(), 4_600_000) == workers
+        table_bytes = sum(id_table_bytes(rows, 4) for rows in CATEGORIES)
+        resources = Resources(workers_for(part, 26, table_bytes, Resources()))
+        room = room_of_tables(part, 26, resources)
+        cuts = (cut for rows in CATEGORIES for cut in cuts_of_table(rows, 4, room))
+        pieces = [id_table_bytes(stop - first, 4) for first, stop in cuts]
+        assert len(list(groups_within(room, pieces, int))) == passes
+
+
+def test_more_machines_never_leave_a_stage_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
+    rooms = []
+    for number in (1, 2, 7):
+        with made_up_cluster(*[Node(8, 32 * GIB)] * number):
+            rooms.append(room_for("count", Resources(memory_bytes=4 * GIB), MIB))
+            assert least_cap(Resources(), MIB) == 9 * FIXED_BYTES + MIB
+            # What shares memory runs on this machine alone, without processes.
+            assert least_cap(Resources(), MIB, here=True) == FIXED_BYTES + MIB
+            assert room_for("pack", Resources(memory_bytes=GIB), MIB, here=True) == GIB - FIXED_BYTES
+    assert rooms == [4 * GIB - 9 * FIXED_BYTES] * 3
+    # Of machines that differ the one with the least room decides.
+    with made_up_cluster(Node(8, 32 * GIB), Node(8, 8 * GIB)):
+        assert room_for("count", Resources(), MIB) == 2 * GIB - 9 * FIXED_BYTES
 
 
 def test_available_memory_is_the_least_of_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,9 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, EngineError, InputError
 from hotset.pipeline.preprocess import preprocess
-from hotset.pipeline.runtime.tasks import Resources, num_workers, run_tasks, use_engine
+from hotset.pipeline.runtime.limits import Node
+from hotset.pipeline.runtime.memory import default_memory_bytes
+from hotset.pipeline.runtime.tasks import Resources, nodes, num_workers, run_tasks, use_engine
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG
 from hotset.tests.support.processes.remote_tasks import die_at, fail_at, square, where_at
@@ -57,6 +59,22 @@ def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch: pytest.
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(EngineError, match="no Ray cluster answers at RAY_ADDRESS 127"), use_engine("ray"):
             pass
+
+
+def test_the_nodes_of_one_machine_share_its_memory() -> None:
+    from hotset.pipeline.runtime.ray_engine import nodes_of
+
+    def node(address: str, is_alive: bool = True, **resources: float) -> dict[str, Any]:
+        return {"NodeManagerAddress": address, "Alive": is_alive, "Resources": resources}
+
+    found = [
+        node("10.0.0.1", CPU=4.0, memory=7e9, object_store_memory=3e9),
+        node("10.0.0.1", CPU=2.0, memory=8e9, object_store_memory=1e9),
+        node("10.0.0.2", CPU=16.0, memory=60e9, object_store_memory=4e9),
+        node("10.0.0.3", is_alive=False, CPU=16.0, memory=60e9),
+        node("10.0.0.4", memory=60e9),
+    ]
+    assert nodes_of(found) == [Node(6, 10**10), Node(16, 64 * 10**9)]
 
 
 def kill_node(cluster: Any, places: set[tuple[str, int]]) -> None:
@@ -142,7 +160,9 @@ def test_a_cluster_makes_the_same_bytes_though_a_node_dies(tmp_path: Path, clust
         stages.append(stage)
 
     with use_engine("ray"):
-        assert num_workers(0) == 4
+        # Two nodes on this machine are one machine's, and so is its memory.
+        assert num_workers(0) == 4 and [node.cores for node in nodes()] == [4]
+        assert default_memory_bytes() < nodes()[0].memory_bytes < 8 * default_memory_bytes()
         with pytest.raises(ConfigError, match="5 workers on a Ray cluster of 4 CPUs"):
             list(run_tasks(where_at, [(1,)], workers=5))
         places = set(run_tasks(where_at, ((number,) for number in range(40))))

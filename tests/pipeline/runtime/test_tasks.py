@@ -20,11 +20,14 @@ import pytest
 
 from hotset.pipeline.errors import MIB, ConfigError, install_hint
 from hotset.pipeline.runtime import tasks
+from hotset.pipeline.runtime.limits import Node
 from hotset.pipeline.runtime.memory import FIXED_BYTES, check_cap, room_for
 from hotset.pipeline.runtime.tasks import (
     DEFAULT_RESOURCES,
     ENGINES,
     Resources,
+    cores_of_worker,
+    crew_size,
     drop_thread_buffers,
     num_processes,
     num_workers,
@@ -41,6 +44,7 @@ from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
+from hotset.tests.support.processes.made_up_cluster import made_up_cluster
 from hotset.workflows.cli import main
 
 
@@ -237,20 +241,11 @@ def test_memory_begins_as_far_into_a_page_as_a_file(position: int, skipped: int)
     assert placed.shape[0] > 100 and np.shares_memory(placed[-1:], memory[-1:])
 
 
-class _Cluster:
-    """Stands for an engine of three workers that runs nothing."""
-
-    def num_workers(self) -> int:
-        return 3
-
-
 @pytest.fixture
 def cluster() -> Iterator[None]:
-    """The tasks of a test are those of a cluster."""
-    stand_in: Any = _Cluster()
-    token = tasks._engine.set(stand_in)
-    yield
-    tasks._engine.reset(token)
+    """The tasks of a test are those of a cluster of one machine."""
+    with made_up_cluster(Node(3, 64 << 30)):
+        yield
 
 
 def test_a_cap_counts_what_every_process_costs(monkeypatch: pytest.MonkeyPatch, cluster: None) -> None:
@@ -260,6 +255,40 @@ def test_a_cap_counts_what_every_process_costs(monkeypatch: pytest.MonkeyPatch, 
         check_cap("count", Resources(3, 4 * FIXED_BYTES), MIB)
     assert caught.value.hint == "--memory 641MiB would do; fewer --workers need less"
     assert room_for("count", Resources(3, 4 * FIXED_BYTES + 9 * MIB), MIB) == 9 * MIB
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "cores_each", "crews"),
+    [
+        ((16, 16), 0, 1, [16, 16]),
+        ((16, 16), 32, 1, [16, 16]),
+        ((16, 16), 31, 1, [16, 16]),
+        ((16, 16), 16, 2, [8, 8]),
+        ((16, 16), 2, 16, [1, 1]),
+        ((16, 16), 1, 16, [1, 1]),
+        ((16, 4), 6, 3, [5, 1]),
+        ((64,), 5, 12, [5]),
+        ((8, 64), 3, 21, [0, 3]),
+    ],
+)
+def test_no_machine_runs_more_workers_than_it_was_counted_for(
+    cores: tuple[int, ...], workers: int, cores_each: int, crews: list[int]
+) -> None:
+    machines = [Node(number, 1 << 30) for number in cores]
+    with made_up_cluster(*machines):
+        count = num_workers(workers)
+        assert cores_of_worker(machines, count) == cores_each
+        assert [node.num_workers(cores_each, count) for node in machines] == crews
+        assert crew_size(workers) == max(crews) and sum(crews) >= count
+        assert num_processes(workers) == (max(crews) if count > 1 else 0)
+
+
+def test_tasks_of_a_cluster_take_the_cores_that_keep_others_away() -> None:
+    for workers, cores in ((0, 1), (4, 1), (3, 1), (2, 2)):
+        with made_up_cluster(Node(2, 1 << 30), Node(2, 1 << 30)) as engine:
+            naps = ((0.002 * (number % 3),) for number in range(30))
+            assert list(run_tasks(time.sleep, naps, workers=workers)) == [None] * 30
+        assert set(engine.cores) == {cores} and engine.most_at_work <= (workers or 4)
 
 
 def test_tasks_that_share_arrays_stay_here(cluster: None) -> None:
