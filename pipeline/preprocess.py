@@ -432,6 +432,8 @@ def check_resources(
     default = config.split.embedding_dim
     numbers_of("feature_dims", config.split.feature_dims, names, default, tables=tables)
     check_free_disk(disk_needed(raw, out, extend=extend), out)
+    if resources.scratch is not None:
+        check_writable(resources.scratch)
     if resources.memory_bytes is None:
         return
     # One refusal for all stages: its hint must be enough for the later ones, too.

@@ -42,6 +42,7 @@ def preprocess(
     trust_names: bool = False,
     workers: Whole = 0,
     memory: Bytes | None = None,
+    scratch: str | Path | None = None,
     progress: bool | ProgressCallback = True,
     **settings: Unpack[PreprocessSettings],
 ) -> Path:
@@ -61,6 +62,8 @@ def preprocess(
         trust_names: take logs that were read before as unchanged where name and size are the same.
         workers: number of workers; 0 takes every core.
         memory: cap of memory, in bytes or as text ("2GiB").
+        scratch: folder for large temporary files, where memory holds less than a third of the samples; by
+            default inside ``out``.
         progress: whether to show it on stderr: a bar on a terminal or in a notebook, a line every half minute
             in a log. Or a function, called as ``progress(stage, done, total)``.
         settings: options of the stages by name that differ from the defaults of the schema, such as
@@ -89,7 +92,7 @@ def preprocess(
             files,
             config,
             local_path(out),
-            Resources(num_workers, memory_bytes, shown),
+            Resources(num_workers, memory_bytes, shown, None if scratch is None else local_path(scratch)),
             like=None if like is None else local_path(like),
             extend=extend,
             trust_names=trust_names,

@@ -33,7 +33,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def free_bytes(folder: Path) -> int:
     """Return the bytes that are free where ``folder`` is or would be."""
-    return shutil.disk_usage(_existing_above(folder)).free
+    return shutil.disk_usage(existing_above(folder)).free
 
 
 def make_folder(path: Path) -> None:
@@ -104,7 +104,7 @@ def make_folder(path: Path) -> None:
 def check_writable(folder: Path) -> None:
     """Raise ManifestError where no file can be written to ``folder``, which need not exist."""
     with _unwritable_explained(folder):
-        tempfile.TemporaryFile(dir=_existing_above(folder)).close()
+        tempfile.TemporaryFile(dir=existing_above(folder)).close()
 
 
 @contextmanager
@@ -117,9 +117,19 @@ def _unwritable_explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _existing_above(folder: Path) -> Path:
+def existing_above(folder: Path) -> Path:
     """Return ``folder``, or the nearest folder above it that exists."""
     return next(above for above in (folder.absolute(), *folder.absolute().parents) if above.exists())
+
+
+def is_in_memory(folder: Path) -> bool:
+    """Return whether the files of a folder are in memory, as in ``/dev/shm``."""
+    device = folder.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    # A line is: number, parent, device, root, folder, options, -, kind of the file system, ...
+    lines = [line.split(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    kinds = [after.split()[0] for before, after in lines if before.split()[2] == wanted]
+    return bool({"tmpfs", "ramfs"} & {*kinds})
 
 
 def rename_folder(folder: Path, name: str) -> None:
@@ -174,10 +184,20 @@ def mark_removed(folder: Path) -> None:
 
 def empty_folder(folder: Path, *, keeps_mark: bool = False) -> None:
     """Remove what a folder marked for removal holds; the mark goes last if at all, the locks stay."""
+    remove_scratch(folder / PARTIAL)
     remove_children(folder, PARTIAL)
     remove_children(folder / PARTIAL, LOCK, WORKERS, REMOVED)
     if not keeps_mark:
         (folder / PARTIAL / REMOVED).unlink()
+
+
+def remove_scratch(partial: Path) -> None:
+    """Remove the folders for large temporary files outside ``partial``, which a note in it names."""
+    with suppress(OSError, ValueError):
+        for name in json.loads((partial / SCRATCH).read_text()):
+            # Only what a run has made is removed, whatever the note says.
+            if Path(name).name.startswith(SCRATCH_PREFIX):
+                shutil.rmtree(name, ignore_errors=True)
 
 
 DISCARDABLE = ("columns", "samples")
@@ -222,6 +242,8 @@ LOCK = "lock"
 WORKERS = "workers"
 BEGUN = "begun.json"
 REMOVED = "removed.json"
+SCRATCH = "scratch"
+SCRATCH_PREFIX = "hotset-"
 _syncs_data = False
 
 

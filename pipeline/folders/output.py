@@ -9,6 +9,7 @@
     folder/manifest.json           written last; then .partial is removed
     folder/.partial/removed.json   what the manifest is renamed to when the folder is to be removed
     folder/.partial/before/        where the manifest goes when the folder is reopened; see `resume`
+    folder/.partial/scratch        names of folders elsewhere that hold temporary files
 
 `resume` decides what a run does with an existing folder. Tasks in other processes write through
 copies of the output. Each copy writes aside under names that no other uses, because a task may run twice if
@@ -47,15 +48,19 @@ from .disk import (
     LOCK,
     PARTIAL,
     REMOVED,
+    SCRATCH,
+    SCRATCH_PREFIX,
     WORKERS,
     FolderLock,
     durable_files,
     empty_folder,
+    folder_exists,
     held_by_worker,
     is_discarded,
     is_durable,
     link_or_copy,
     mark_removed,
+    remove_scratch,
     start_generation,
     sync,
     write_errors_explained,
@@ -91,6 +96,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _ASIDE = ".aside"
+_SCRATCH_HERE = "pieces"
 _log = logging.getLogger(__name__)
 
 
@@ -192,6 +198,7 @@ class Output(RemoteObject):
         self._unlock()  # taken if this run had to wait for the one that sealed the folder
         sealed = Manifest.read(self.folder)
         check_files(sealed)
+        remove_scratch(self._partial)
         shutil.rmtree(self._partial, ignore_errors=True)
         self.sealed = sealed
 
@@ -302,6 +309,31 @@ class Output(RemoteObject):
             aside = self.temporary_path(f"{name}.tmp")
             write_synced(self.shared_path(name), text.encode(), aside=aside, sync=False)
 
+    def scratch_folders(self) -> list[Path]:
+        """Return the folders in which this run or earlier ones keep large temporary files.
+
+        They are removed when this folder is sealed or removed.
+        """
+        folders = [self._partial / _SCRATCH_HERE, *map(Path, self._noted_scratch())]
+        return [folder for folder in folders if folder_exists(folder)]
+
+    def scratch_folder(self, scratch: Path | None) -> Path:
+        """Return a folder for large temporary files inside ``scratch``; None takes the partial folder."""
+        if scratch is None:
+            return self._partial / _SCRATCH_HERE
+        place = scratch.absolute()
+        noted = self._noted_scratch()
+        found = next((Path(name) for name in noted if Path(name).parent == place), None)
+        if found is None:
+            # Noted before it is made, so that a kill leaves no folder that is forgotten.
+            found = place / f"{SCRATCH_PREFIX}{secrets.token_hex(8)}"
+            self.write_note(SCRATCH, json.dumps([*noted, str(found)]))
+        return found
+
+    def _noted_scratch(self) -> list[str]:
+        noted: list[str] = json.loads(self.read_note(SCRATCH) or "[]")
+        return noted
+
     def share(self, name: str) -> None:
         """Move the temporary file ``name`` to its shared path; two workers may run the same task."""
         os.replace(self.temporary_path(name), self.shared_path(name))
@@ -378,6 +410,7 @@ class Output(RemoteObject):
         with write_errors_explained(self.folder / MANIFEST):
             write_synced(self.folder / MANIFEST, text.encode(), aside=aside, sync=True)
             sync(self.folder)
+        remove_scratch(self._partial)
         shutil.rmtree(self._partial, ignore_errors=True)
         self._unlock()
         return Manifest.read(self.folder)

@@ -64,9 +64,17 @@ def available_bytes() -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _available_to_machine() -> int | None:
+def page_cache_bytes(held_bytes: int) -> int | None:
+    """Return the bytes of files that memory has room for next to ``held_bytes`` more; None if unknown."""
+    limits = [_available_to_machine(has_swap=False), _available_to_cgroup()]
+    available = min((limit for limit in limits if limit is not None), default=None)
+    return None if available is None else max(0, available - held_bytes)
+
+
+def _available_to_machine(*, has_swap: bool = True) -> int | None:
     found = numbers_in(Path("/proc/meminfo"))
-    return (found["MemAvailable"] + found.get("SwapFree", 0)) * 1024 if "MemAvailable" in found else None
+    names = ["MemAvailable", *["SwapFree"] * has_swap]
+    return 1024 * sum(found.get(name, 0) for name in names) if "MemAvailable" in found else None
 
 
 def _available_to_cgroup() -> int | None:

@@ -31,6 +31,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -299,7 +300,7 @@ def silent(stage: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Workers, memory and progress of one call; never part of a config or a fingerprint."""
+    """Workers, memory, progress and scratch of one call; never part of a config or a fingerprint."""
 
     workers: int = 0
     """Number of workers; 0 takes every core the run may use."""
@@ -309,6 +310,9 @@ class Resources:
 
     progress: ProgressCallback = silent
     """Receives the progress of each stage."""
+
+    scratch: Path | None = None
+    """Folder for large temporary files of `pack`; None takes the unfinished folder of the shards."""
 
 
 DEFAULT_RESOURCES = Resources()

@@ -2,7 +2,8 @@
 
 The order of training samples is that of a hash of (seed, sample number); evaluation samples keep the log's
 order. Samples are scattered to output files in passes over the inputs, some files per pass, so a log of any
-size is shuffled exactly without a spill file; see `shuffle`.
+size is shuffled exactly without a spill file; see `shuffle`. Where that would take many passes over more than
+the page cache holds, rows go through files, and the inputs are read once; see `two_phases`.
 
 A pass costs 0.02 us of CPU for each sample of the log: its key is hashed again, and the cache lines of wanted
 samples are read. New buffers cost more: the system has to find and clear the pages of a sample's 172 bytes,
@@ -13,6 +14,7 @@ is, and all passes reuse them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,21 +26,27 @@ from numpy.typing import NDArray
 
 from ...stats.shuffle import EVALUATION, HOT_ONLY, MIXED, copy_bags, gather_rows
 from ..errors import MIB, ConfigError, check_fields, require_at_least
+from ..folders.disk import check_writable
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.totals import KindCounts, PlanSettings, PlanTotals, ShardFacts, ShardKind, ShardsTotals
 from ..formats.arrow_files import as_fixed_lists, as_lists, open_writer
 from ..formats.sample_columns import column_of, type_of
-from ..runtime.memory import check_cap, groups_within, room_for
+from ..runtime.memory import check_cap, groups_within, page_cache_bytes, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, release_pages, run_tasks, thread_buffer
 from .shuffle import (
     LABEL,
+    PASSES,
     TAG,
     Buffers,
+    Group,
     PackInputs,
+    PackSizes,
     Shuffle,
     ShuffledFile,
-    bytes_of_file,
+    ShufflePlan,
+    bytes_of_files,
+    bytes_of_parts,
     count_list_lookups,
     plan_shuffle,
     scatter_samples,
@@ -118,8 +126,6 @@ KINDS: dict[int, ShardKind] = {HOT_ONLY: "hot_only", MIXED: "mixed", EVALUATION:
 _FILE_BYTES = 32 * MIB
 _FILES_PER_WORKER = 2
 """Files of a pass at least, where the memory holds them."""
-_PASSES = 3
-"""Passes over a log of more files, or one more; as many as it takes where the memory is short."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,32 +183,73 @@ def pack(
     room = room_for("pack", resources, needed) - of_workers
     # Which samples go to which file follows from tags and keys alone; no row is read for it.
     shuffled = plan_shuffle(shuffle, workers=resources.workers, room_bytes=room)
-    lookups = count_list_lookups(shuffled, inputs, resources.workers)
-    bytes_of_files = [
-        bytes_of_file(file.num_samples, int(lookups[file.index]), inputs) for file in shuffled.files
-    ]
-    # One file must fit at least; with lists its bytes are known only now.
-    if inputs.lists:
-        check_cap("pack", resources, max(bytes_of_files, default=0) + of_workers)
-    # Each pass reads all inputs once and writes as many files as fit in the room, which is kept small.
     todo = [file for file in shuffled.files if not output.has(_name(file))]
     done = sum(entry.num_samples for entry in output.finished.values())
-    bytes_of_all = sum(bytes_of_files[file.index] for file in todo)
-    room = min(room, _enough_bytes(bytes_of_all, resources.workers))
-    groups = list(groups_within(room, todo, lambda file: bytes_of_files[file.index]))
-    # One piece of memory for all passes: pages fresh from the system in each were a fifth of the CPU time.
-    bytes_of_groups = (sum(bytes_of_files[file.index] for file in group) for group in groups)
-    memory = np.empty(max(bytes_of_groups, default=0), np.uint8)
-    for number, group in enumerate(groups):
-        is_last = number == len(groups) - 1
-        buffers = scatter_samples(group, shuffled, lookups, inputs, memory, resources.workers)
+    sizes = _sizes(inputs, todo, room, of_workers)
+    phases = None
+    if sizes.is_two_phases or output.scratch_folders():
+        from .two_phases import two_phases  # few logs need it
+
+        phases = two_phases(sizes, output, shuffled, inputs, of_workers, resources)
+    if phases is None:
+        groups = _groups_in_passes(todo, shuffled, inputs, room, of_workers, resources)
+    else:
+        groups = phases.groups(todo)
+    # In two phases a sample counts twice.
+    first = 0 if phases is None else columns.num_samples
+    for group, buffers, is_last in groups:
         starts = starts_of([file.num_samples for file in group])
         files = zip(group, starts, strict=True)
         tasks = ((file, config, inputs, buffers, start, is_last, output) for file, start in files)
         for num_samples in run_tasks(_write_file, tasks, workers=resources.workers, shares_memory=True):
             done += num_samples
-            resources.progress("pack", done, columns.num_samples)
+            resources.progress("pack", first + done, first + columns.num_samples)
+    if phases is not None:
+        phases.pieces.remove()
     return output.seal(_totals(config, inputs, output))
+
+
+def _sizes(inputs: PackInputs, todo: list[ShuffledFile], room: int, of_workers: int) -> PackSizes:
+    """Return the sizes that decide how the files still to write are packed."""
+    parts = bytes_of_parts(inputs)
+    folders = (inputs.columns, inputs.samples, inputs.plan)
+    num_bytes = sum(entry.num_bytes for folder in folders for entry in folder.files)
+    # The lists of a file are of unknown length before they are read: an average sample stands for each.
+    num_todo = sum(file.num_samples for file in todo)
+    cache = page_cache_bytes(room + of_workers)
+    return PackSizes(
+        inputs=num_bytes,
+        rows=sum(parts) * num_todo // max(1, inputs.columns.num_samples),
+        largest_part=max(parts, default=0),
+        room=room,
+        cache=num_bytes if cache is None else cache,
+    )
+
+
+def _groups_in_passes(
+    todo: list[ShuffledFile],
+    shuffled: ShufflePlan,
+    inputs: PackInputs,
+    room: int,
+    of_workers: int,
+    resources: Resources,
+) -> Iterator[Group]:
+    """Yield the rows of some files at a time, each collected in a pass over all inputs."""
+    lookups = count_list_lookups(shuffled, inputs, resources.workers)
+    sizes = bytes_of_files(shuffled.files, lookups, inputs)
+    # One file must fit at least; with lists its bytes are known only now.
+    if inputs.lists:
+        check_cap("pack", resources, max(sizes, default=0) + of_workers)
+    # Each pass reads all inputs once and collects as many files as fit in the room, which is kept small.
+    bytes_of_all = sum(sizes[file.index] for file in todo)
+    room = min(room, _enough_bytes(bytes_of_all, resources.workers))
+    groups = list(groups_within(room, todo, lambda file: sizes[file.index]))
+    # One piece of memory for all passes: pages fresh from the system in each were a fifth of the CPU time.
+    bytes_of_groups = (sum(sizes[file.index] for file in group) for group in groups)
+    memory = np.empty(max(bytes_of_groups, default=0), np.uint8)
+    for group in groups:
+        buffers = scatter_samples(group, shuffled, lookups, inputs, memory, resources.workers)
+        yield group, buffers, group is groups[-1]
 
 
 def check_pack(
@@ -217,6 +264,8 @@ def check_pack(
     largest = max((entry.num_samples for entry in columns.files), default=0)
     needed = needed_bytes(config, inputs.words_per_sample, largest, resources.workers)
     check_cap("pack", resources, needed)
+    if resources.scratch is not None:
+        check_writable(resources.scratch)
 
 
 def samples_per_file(config: PackConfig, width: int) -> int:
@@ -229,7 +278,28 @@ def _enough_bytes(bytes_of_all: int, workers: int) -> int:
 
     On 4 M Criteo samples one pass took 0.82 us of CPU a sample, two took 0.55, three 0.50 and four 0.52.
     """
-    return max(_FILES_PER_WORKER * num_workers(workers) * _FILE_BYTES, bytes_of_all // _PASSES)
+    return max(_FILES_PER_WORKER * num_workers(workers) * _FILE_BYTES, bytes_of_all // PASSES)
+
+
+@dataclass(frozen=True, slots=True)
+class PackWork:
+    """What `pack` reads and writes besides its shards."""
+
+    passes: int
+    """Passes over the inputs; one in two phases."""
+    bytes_read: int
+    """Bytes of inputs in all passes, and of pieces."""
+    piece_bytes: int
+    """Bytes of temporary files; 0 in passes."""
+
+
+def pack_work(sizes: PackSizes, workers: int) -> PackWork:
+    """Return the work of packing inputs of these sizes, from nothing."""
+    if sizes.is_two_phases:
+        return PackWork(1, sizes.inputs + sizes.rows, sizes.rows)
+    room = max(1, min(sizes.room, _enough_bytes(sizes.rows, workers)))
+    passes = max(1, -(-sizes.rows // room))
+    return PackWork(passes, passes * sizes.inputs, 0)
 
 
 def needed_bytes(config: PackConfig, width: int, samples_of_part: int, workers: int) -> int:

@@ -57,6 +57,8 @@ _LARGEST = np.uint64(2**64 - 1)
 _ROOM_BYTES = 64 * MIB
 _BYTES_PER_KEY = 24
 """Bytes of a key that is collected: itself in pieces, joined, and sorted."""
+PASSES = 3
+"""Passes over the inputs that a log of any size may take."""
 _Keys = tuple[NDArray[np.uint64], NDArray[np.uint8]]
 
 
@@ -404,6 +406,56 @@ def bytes_of_file(num_samples: int, num_lookups: int, inputs: PackInputs) -> int
     return num_samples * (4 * inputs.layout.width + (16 if inputs.lists else 8)) + 4 * num_lookups
 
 
+def bytes_of_files(
+    files: Sequence[ShuffledFile], lookups_of_files: NDArray[np.int64], inputs: PackInputs
+) -> list[int]:
+    """Return `bytes_of_file` of each output file; ``lookups_of_files``: (num_files,)."""
+    return [bytes_of_file(file.num_samples, int(lookups_of_files[file.index]), inputs) for file in files]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackSizes:
+    """The sizes that decide how `pack` reads its inputs, in bytes."""
+
+    inputs: int
+    """Files of the three folders."""
+    rows: int
+    """Rows of all samples in the buffers."""
+    largest_part: int
+    """Rows of the largest part."""
+    room: int
+    """Buffers that memory has room for."""
+    cache: int
+    """Files that memory has room for next to the buffers."""
+
+    @property
+    def num_passes(self) -> int:
+        """Passes over the inputs that the room asks for, one for each group of files that it holds."""
+        return -(-self.rows // max(1, self.room))
+
+    @property
+    def is_two_phases(self) -> bool:
+        """Whether reading the inputs once pays for writing and reading the rows once more."""
+        # Few passes, or such as read memory, are faster.
+        return self.num_passes > PASSES and self.inputs > self.cache and self.can_map
+
+    @property
+    def can_map(self) -> bool:
+        """Whether a run of parts, which has one at least, fits in the room."""
+        return self.largest_part <= self.room
+
+
+def bytes_of_parts(inputs: PackInputs) -> list[int]:
+    """Return the bytes of each part's rows in the buffers, in the order of the plan."""
+    return [_bytes_of_part(inputs, entry.path) for _, entry in inputs.plan.parts()]
+
+
+def _bytes_of_part(inputs: PackInputs, name: str) -> int:
+    entry = inputs.samples.entry(name)
+    lookups = inputs.samples.facts_of(SamplesFacts, entry).lookups
+    return bytes_of_file(entry.num_samples, sum(map(sum, lookups.values())), inputs)
+
+
 @dataclass(frozen=True, slots=True)
 class Buffers:
     """The rows of a group of files, file by file, in any order within a file."""
@@ -434,29 +486,41 @@ class Buffers:
         inputs: PackInputs,
         memory: NDArray[np.uint8],
     ) -> Buffers:
-        """Lay out the buffers of a group of files in ``memory``, which the next group overwrites.
+        """Lay out the buffers of whole files, see `of_files`."""
+        rows_of_files = np.full(lookups_of_files.shape, -1, np.int64)
+        rows_of_files[[file.index for file in group]] = [file.num_samples for file in group]
+        return cls.of_files(rows_of_files, lookups_of_files, inputs, memory)
+
+    @classmethod
+    def of_files(
+        cls,
+        rows_of_files: NDArray[np.int64],
+        lookups_of_files: NDArray[np.int64],
+        inputs: PackInputs,
+        memory: NDArray[np.uint8],
+    ) -> Buffers:
+        """Lay out buffers in ``memory``, which the next ones overwrite.
 
         Args:
-            group: the files.
-            lookups_of_files: (num_files,), in multi-hot tables.
+            rows_of_files: (num_files,), rows that each file gets; -1 for a file of another group.
+            lookups_of_files: (num_files,), ids of multi-hot tables that each file gets.
             inputs: the layout of a row.
-            memory: ``bytes_of_file`` of each file of the group together, or more.
+            memory: ``bytes_of_file`` of the rows and ids of each file together, or more.
         """
-        indexes = [file.index for file in group]
-        num_files = lookups_of_files.shape[0]
-        num_rows = sum(file.num_samples for file in group)
+        is_held = rows_of_files >= 0
+        held_rows = np.where(is_held, rows_of_files, 0)
+        held_lookups = np.where(is_held, lookups_of_files, 0)
+        num_rows = int(held_rows.sum())
         num_starts = num_rows if inputs.lists else 0
-        num_lookups = int(lookups_of_files[indexes].sum())
+        num_lookups = int(held_lookups.sum())
         # Words of 64 bits are first, so that all numbers are aligned.
         width = inputs.layout.width
         ends = np.cumsum([0, 8 * num_rows, 8 * num_starts, 4 * width * num_rows, 4 * num_lookups])
         keys, bag_starts, rows, bags = (memory[start:stop] for start, stop in itertools.pairwise(ends))
         # Files are contiguous in the buffers, so a file's next free row starts at the sum of those
         # before.
-        next_row = np.full(num_files, -1, np.int64)
-        next_row[indexes] = starts_of([file.num_samples for file in group])
-        next_lookup = np.full(num_files, -1, np.int64)
-        next_lookup[indexes] = starts_of(lookups_of_files[indexes].tolist())
+        next_row = np.where(is_held, np.cumsum(held_rows) - held_rows, -1)
+        next_lookup = np.where(is_held, np.cumsum(held_lookups) - held_lookups, -1)
         return cls(
             rows=rows.view(np.int32).reshape(num_rows, width),
             keys=keys.view(np.uint64),
@@ -483,23 +547,38 @@ class Buffers:
         return first_rows, first_lookups
 
 
+Group = tuple[list[ShuffledFile], Buffers, bool]
+"""Files, their rows, which are valid until the next group is asked for, and whether it is the last one."""
+
+
 def count_list_lookups(shuffled: ShufflePlan, inputs: PackInputs, workers: int) -> NDArray[np.int64]:
     """Count the lookups in multi-hot tables of the samples of each output file: (num_files,)."""
-    total = np.zeros(len(shuffled.files), np.int64)
+    # Bags differ in length, so buffers can be sized only after all lengths were added up once.
     parts = shuffled.parts if inputs.lists else []
+    _, lookups = count_rows(parts, shuffled, inputs, workers)
+    return lookups
+
+
+def count_rows(
+    parts: Sequence[tuple[FileEntry, int]], shuffled: ShufflePlan, inputs: PackInputs, workers: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count the samples of some parts by output file, and their lookups in multi-hot tables: (num_files,)."""
+    total = np.zeros((2, len(shuffled.files)), np.int64)
     ranges = shuffled.key_ranges(shuffled.files)
     tasks = ((entry, first, shuffled, inputs, ranges) for entry, first in parts)
-    # Bags differ in length, so buffers can be sized only after all lengths were added up once.
-    for lookups in run_tasks(_count_part, tasks, workers=workers, shares_memory=True):
-        total += lookups
-    return total
+    for counts in run_tasks(_count_part, tasks, workers=workers, shares_memory=True):
+        total += counts
+    return total[0], total[1]
 
 
 def _count_part(
     entry: FileEntry, first_sample: int, shuffled: ShufflePlan, inputs: PackInputs, ranges: KeyRanges
 ) -> NDArray[np.int64]:
     chosen = shuffled.choose(entry, first_sample, ranges)
-    return _bag_lengths(inputs.read_ids(entry.path), chosen)[1]
+    lookups = np.zeros_like(chosen.counts)
+    if inputs.lists:
+        lookups = _bag_lengths(inputs.read_ids(entry.path), chosen)[1]
+    return np.stack([chosen.counts, lookups])
 
 
 def _bag_lengths(ids: PartIds, chosen: ChosenSamples) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -521,13 +600,24 @@ def scatter_samples(
     workers: int,
 ) -> Buffers:
     """Collect the rows of a group of files in ``memory``, in the layout of `Buffers.of_group`."""
-    # Parts are threads' tasks: all write to the same buffers, each into rows that it reserved.
     buffers = Buffers.of_group(group, lookups_of_files, inputs, memory)
-    ranges = shuffled.key_ranges(group)
-    tasks = ((entry, first, shuffled, inputs, ranges, buffers) for entry, first in shuffled.parts)
+    scatter_parts(shuffled.parts, shuffled.key_ranges(group), shuffled, inputs, buffers, workers)
+    return buffers
+
+
+def scatter_parts(
+    parts: Sequence[tuple[FileEntry, int]],
+    ranges: KeyRanges,
+    shuffled: ShufflePlan,
+    inputs: PackInputs,
+    buffers: Buffers,
+    workers: int,
+) -> None:
+    """Copy the samples of some parts into buffers, as far as their files are held and keys in ``ranges``."""
+    # Parts are threads' tasks: all write to the same buffers, each into rows that it reserved.
+    tasks = ((entry, first, shuffled, inputs, ranges, buffers) for entry, first in parts)
     for _ in run_tasks(_scatter_part, tasks, workers=workers, shares_memory=True):
         pass
-    return buffers
 
 
 def _scatter_part(

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.whole_file import check_target, whole_file
-from ...pipeline.runtime.limits import numbers_in
+from ...pipeline.runtime.limits import control_groups, numbers_in
 from ...pipeline.runtime.memory import anonymous_bytes, available_bytes
 from ...pipeline.runtime.tasks import num_workers
 from ...train.config import TIMEOUT_VARIABLE
@@ -43,6 +43,7 @@ Facts = dict[str, Any]
 Seconds = tuple[float, float]
 """Wall and CPU seconds, these of all threads."""
 _MESSAGES = "messages.txt"
+_REMOVING_SECONDS = 5.0
 _SAMPLING_SECONDS = 0.02
 """Interval at which anonymous memory is read."""
 
@@ -218,6 +219,68 @@ def _measure(
         facts = function(Path(folder), job, *more)
         seconds, user = seconds_since(begin), os.times().user - user_start
     return Measurement(seconds, _peak_rss_bytes(), anonymous.peak_bytes, user, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """A control group with a limit of memory, page cache included; a process that joins it stays."""
+
+    folder: Path
+    version: int
+    """1 or 2, of the system's control groups."""
+
+    def join(self) -> None:
+        """Move this process into the group."""
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def peak_bytes(self) -> int | None:
+        """Return the most memory that the group had, page cache included; None where it is not known."""
+        name = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
+        try:
+            return int((self.folder / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+
+@contextmanager
+def memory_limit(num_bytes: int) -> Iterator[MemoryLimit | None]:
+    """Make a group for the time of the block; None where this process may not, or the system has none."""
+    limit = _make(num_bytes)
+    try:
+        yield limit
+    finally:
+        if limit is not None:
+            _remove(limit.folder)
+
+
+def _make(num_bytes: int) -> MemoryLimit | None:
+    # The first group that can be made and limited; a container may allow neither.
+    for group in control_groups("memory"):
+        folder = group.folder / f"hotset-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        # A group that takes no limit is of no use, and another place is tried.
+        file = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
+        try:
+            (folder / file).write_text(str(num_bytes))
+            return MemoryLimit(folder, group.version)
+        except OSError:
+            _remove(folder)
+    return None
+
+
+def _remove(folder: Path) -> None:
+    """Remove a group, which the system allows a moment after its last process has ended."""
+    deadline = time.monotonic() + _REMOVING_SECONDS
+    while folder.exists():
+        try:
+            folder.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def touch_memory(num_bytes: int) -> None:

@@ -9,7 +9,6 @@ for no disk, so its ratio to a mapped table is the most that any placement could
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import statistics
 import sys
@@ -26,7 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB, ByteSize, ConfigError, parse_byte_size
-from ...pipeline.runtime.limits import control_groups, numbers_in
+from ...pipeline.runtime.limits import numbers_in
 from ...pipeline.runtime.tasks import num_workers
 from ...stats.kernel import kernel
 from ...stats.ranking.row_bytes import row_bytes
@@ -42,9 +41,11 @@ from ..drawn_shards import DrawnShards
 from .harness import (
     Facts,
     Measurement,
+    MemoryLimit,
     clock,
     measure_in_fresh_process,
     median_ratio,
+    memory_limit,
     new_parser,
     run_script,
     scratch_folder,
@@ -64,7 +65,6 @@ _NUM_TABLES = 26
 _WARM_UP_ROWS = 4000
 _DIM, _BATCH_SIZE, _BATCHES, _EPOCHS = 16, 2048, 100, 2
 """Batches of an epoch are those at 10 % cold lookups; other shares make as many of these lookups."""
-_REMOVING_SECONDS = 5.0
 
 PARSER = new_parser(__spec__, __doc__)
 PARSER.add_argument("--memory", type=parse_byte_size, default=ByteSize(640 * MIB), help="limit of a run")
@@ -193,68 +193,6 @@ def _costs(measured: list[Measurement]) -> Facts:
         "peak_limited_bytes": max(peaks, default=None),
         "rounds": [one.facts for one in measured],
     }
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
-    """A control group with a limit of memory, page cache included; a process that joins it stays."""
-
-    folder: Path
-    version: int
-    """1 or 2, of the system's control groups."""
-
-    def join(self) -> None:
-        """Move this process into the group."""
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
-
-    def peak_bytes(self) -> int | None:
-        """Return the most memory that the group had, page cache included; None where it is not known."""
-        name = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
-        try:
-            return int((self.folder / name).read_text())
-        except (OSError, ValueError):
-            return None
-
-
-@contextmanager
-def memory_limit(num_bytes: int) -> Iterator[MemoryLimit | None]:
-    """Make a group for the time of the block; None where this process may not, or the system has none."""
-    limit = _make(num_bytes)
-    try:
-        yield limit
-    finally:
-        if limit is not None:
-            _remove(limit.folder)
-
-
-def _make(num_bytes: int) -> MemoryLimit | None:
-    # The first group that can be made and limited; a container may allow neither.
-    for group in control_groups("memory"):
-        folder = group.folder / f"hotset-{os.getpid()}-{time.monotonic_ns()}"
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        # A group that takes no limit is of no use, and another place is tried.
-        file = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
-        try:
-            (folder / file).write_text(str(num_bytes))
-            return MemoryLimit(folder, group.version)
-        except OSError:
-            _remove(folder)
-    return None
-
-
-def _remove(folder: Path) -> None:
-    """Remove a group, which the system allows a moment after its last process has ended."""
-    deadline = time.monotonic() + _REMOVING_SECONDS
-    while folder.exists():
-        try:
-            folder.rmdir()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
 
 
 def train_limited(

@@ -3,6 +3,7 @@
 The Polars program does the same job all in memory; both write the same samples. ``--dlrm`` takes a checkout
 of facebookresearch/dlrm instead, whose outputs differ: ids in order of first appearance, not shuffled. What
 its loader reads instead is written by `export_dlrm`.
+``--phases`` compares the two ways of `pack`, see `in_phases`.
 ``--growth`` preprocesses a log of each size within a cap of memory, to see whether anything grows faster than
 the log.
 """
@@ -15,6 +16,7 @@ import importlib.util
 import json
 import math
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -24,35 +26,42 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from ...pipeline.errors import GIB, MIB, ByteSize, ConfigError
+from ...pipeline.errors import GIB, MIB, ByteSize, ConfigError, parse_byte_size
 from ...pipeline.export import NamedBatches, Split, check_log
 from ...pipeline.folders.disk import new_folder, write_errors_explained
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import ShardsTotals
-from ...pipeline.preprocess import PreprocessConfig, StageReport, preprocess
+from ...pipeline.preprocess import FOLDERS, PreprocessConfig, StageReport, preprocess
 from ...pipeline.raw.criteo import parse_block
 from ...pipeline.raw.part import Block, PlainBlock, iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
+from ...pipeline.runtime.limits import numbers_in
 from ...pipeline.runtime.memory import available_bytes, default_memory_bytes
-from ...pipeline.runtime.tasks import num_workers, run_tasks
+from ...pipeline.runtime.tasks import Resources, num_workers, run_tasks
 from ...pipeline.schema.schema import LABEL
 from ...pipeline.schema.schema_file import schema_named
+from ...pipeline.stages import pack as pack_stage
 from ...pipeline.stages.ingest import IngestConfig
+from ...pipeline.stages.pack import PackConfig, pack
 from ..recipes import criteo_kaggle
 from . import polars_program as polars
 from .harness import (
     Facts,
     Measurement,
+    MemoryLimit,
     Seconds,
     compare,
     measure_in_fresh_process,
     median_ratio,
     median_seconds,
+    memory_limit,
     new_log,
     new_parser,
     run_script,
@@ -80,6 +89,11 @@ PROCESSED = "kaggleAdDisplayChallenge_processed.npz"
 DAY_COUNT = "train_day_count.npz"
 FEATURE_COUNT = "train_fea_count.npz"
 _TRAINING_DAYS = 6
+_PASSES, _TWO_PHASES = "passes", "two phases"
+_PACKED = ("columns", "samples", "plan")
+"""Folders that `pack` reads."""
+_PACKED_BYTES = 265
+"""Their bytes for a sample of Criteo's log."""
 _INGEST = IngestConfig()
 _PAIRS = (
     ("polars", "hotset"),
@@ -93,6 +107,9 @@ PARSER.add_argument("--samples", type=int, default=1_000_000, help="samples of t
 PARSER.add_argument("--rounds", type=int, default=3, help="rounds in which each candidate runs once")
 PARSER.add_argument("--dlrm", type=Path, help="checkout of facebookresearch/dlrm to compare with")
 PARSER.add_argument("--dlrm-samples", type=int, default=100_000, help="first samples, those DLRM gets")
+PARSER.add_argument("--phases", action="store_true", help="pack in passes and in two phases")
+PARSER.add_argument("--limit", type=parse_byte_size, default=ByteSize(640 * MIB), help="limit of memory")
+PARSER.add_argument("--times", type=float, default=8.0, help="size of what pack reads over the limit")
 PARSER.add_argument("--growth", help="sizes of logs in samples, separated by commas")
 
 
@@ -103,6 +120,8 @@ def measure(options: argparse.Namespace) -> Facts:
     with scratch_folder(options) as scratch:
         if options.growth:
             return growth([int(size) for size in options.growth.split(",")], scratch)
+        if options.phases:
+            return in_phases(options, scratch)
         if options.dlrm:
             return against_dlrm(options, scratch)
         return against_polars(options, scratch)
@@ -427,6 +446,114 @@ def measure_write_rate(path: Path, num_bytes: int) -> float:
     finally:
         path.unlink(missing_ok=True)
     return written / (time.perf_counter() - start)
+
+
+def in_phases(options: argparse.Namespace, scratch: Path) -> Facts:
+    """Let `pack` take passes and two phases in turn, on inputs larger than a limit of memory.
+
+    Both get the same limit, page cache included, and half of it as ``--memory``; the inputs are on disk at
+    first. Passes are what every run took before there were two phases. Bytes read are those of the device.
+    """
+    num_samples = int(options.limit * options.times) // _PACKED_BYTES
+    data, warm_up = (_pack_inputs(scratch, number) for number in (num_samples, _WARM_UP_LINES))
+    turns = {
+        way: partial(_pack_in_limit, way == _PASSES, options, data, warm_up, scratch)
+        for way in (_PASSES, _TWO_PHASES)
+    }
+    rounds = take_turns(turns, options.rounds)
+    input_bytes = _packed_bytes(data)
+    ways = {way: _way(measured, input_bytes) for way, measured in rounds.items()}
+    seconds = {way: [one.seconds for one in measured] for way, measured in rounds.items()}
+    return {
+        "num_samples": num_samples,
+        "input_bytes": input_bytes,
+        "ways": ways,
+        "ratios": compare(seconds[_PASSES], seconds[_TWO_PHASES]),
+        "memory": options.limit // 2,
+        "equal_bytes": len({one.facts["digest"] for measured in rounds.values() for one in measured}) == 1,
+    }
+
+
+def _pack_inputs(scratch: Path, num_samples: int) -> Path:
+    """Preprocess a log up to `pack`, whose inputs alone are left."""
+    tell(f"making inputs of {num_samples:,} samples")
+    data = scratch / f"data-{num_samples}"
+    log = new_log(scratch, num_samples, name=f"log-{num_samples}.tsv")
+    preprocess([log], criteo_kaggle(), data, until="split")
+    log.unlink()
+    return data
+
+
+def _packed_bytes(data: Path) -> int:
+    return sum(entry.num_bytes for name in _PACKED for entry in Manifest.read(data / name).files)
+
+
+def _pack_in_limit(
+    is_in_passes: bool, options: argparse.Namespace, data: Path, warm_up: Path, scratch: Path
+) -> Measurement:
+    """Pack once in a new process whose group is limited, from files that no page cache holds."""
+    with memory_limit(options.limit) as limit:
+        if limit is None:
+            raise ConfigError(
+                "no control group can be limited here", hint="run it as root, outside a container"
+            )
+        _forget_files(data)
+        job = (data, options.limit // 2, limit)
+        return measure_in_fresh_process(scratch, pack_limited, (warm_up, None, None), job, is_in_passes)
+
+
+def _forget_files(data: Path) -> None:
+    """Let the page cache drop the inputs: pages that it has are charged to another group."""
+    os.sync()
+    for name in FOLDERS.values():
+        for path in (data / name).glob("*.arrow"):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def pack_limited(folder: Path, job: tuple[Path, int | None, MemoryLimit | None], is_in_passes: bool) -> Facts:
+    """Pack into ``folder``; return the device's traffic and the checksum of what was written.
+
+    Args:
+        job: the inputs, the cap of memory, and the group of processes to join; None for no limit.
+        is_in_passes: whether to pack in passes, whatever the sizes.
+    """
+    data, memory, limit = job
+    if limit is not None:
+        limit.join()
+    before = numbers_in(Path("/proc/self/io"))
+    columns, samples, plan = (Manifest.read(data / name) for name in _PACKED)
+    resources = Resources(memory_bytes=memory)
+    # Where the page cache is unknown, it counts as large enough.
+    with (
+        patch.object(pack_stage, "page_cache_bytes", lambda _: None)
+        if is_in_passes
+        else contextlib.nullcontext()
+    ):
+        shards = pack(PackConfig(), columns, samples, plan, folder / "shards", resources)
+    after = numbers_in(Path("/proc/self/io"))
+    digest = xxhash.xxh3_128("".join(entry.xxh3_128 for entry in shards.files).encode())
+    return {
+        "num_samples": shards.num_samples,
+        "bytes_read": after["read_bytes"] - before["read_bytes"],
+        "bytes_written": after["write_bytes"] - before["write_bytes"],
+        "peak_bytes": limit.peak_bytes() if limit else None,
+        "digest": digest.hexdigest(),
+    }
+
+
+def _way(measured: list[Measurement], input_bytes: int) -> Facts:
+    """Return medians over rounds, the greatest peaks, and every round as it was."""
+    names = ("bytes_read", "bytes_written")
+    medians = {name: statistics.median(one.facts[name] for one in measured) for name in names}
+    return {
+        **median_seconds([one.seconds for one in measured]),
+        **medians,
+        "reads_of_input": medians["bytes_read"] / input_bytes,
+        "peak_anonymous_bytes": max(one.peak_anonymous_bytes for one in measured),
+        "rounds": [dict(zip(("wall", "cpu"), one.seconds, strict=True)) | one.facts for one in measured],
+    }
 
 
 if __name__ == "__main__":

@@ -147,6 +147,10 @@ class PreprocessCommand(Command, PreprocessConfig):
     """Recipe with options in its table [preprocess]; options on the command line take precedence.
     `hotset recipe` prints one."""
 
+    scratch: Path | None = None
+    """Folder for large temporary files, where memory holds less than a third of the samples. Default: inside
+    --out."""
+
     run: RunOptions = field(default_factory=RunOptions)
     """The same for every stage. None of these changes a byte of the output."""
 
@@ -179,7 +183,7 @@ class PreprocessCommand(Command, PreprocessConfig):
                 if warning is not None:
                     _log.warning(warning)
 
-        with _running(self.run) as resources:
+        with _running(self.run, self.scratch) as resources:
             # Nothing is deleted before all options are known to be valid.
             if self.redo:
                 ways: dict[str, Any] = {"extend": self.extend, "redo": self.redo, "like": self.like}
@@ -234,7 +238,7 @@ class PreprocessCommand(Command, PreprocessConfig):
             self.raw,
             self,
             self.out,
-            Resources(workers=self.run.workers, memory_bytes=self.run.memory),
+            Resources(self.run.workers, self.run.memory, scratch=self.scratch),
             redo=self.redo,
             extend=self.extend,
             like=self.like,
@@ -333,7 +337,7 @@ class StageOptions(Command):
     def execute(self) -> int:
         """Run the stage."""
         config: Any = config_of(self.config_type, self)
-        with _running(self.run) as resources:
+        with _running(self.run, getattr(self, "scratch", None)) as resources:
             # The stage and what follows it go first; then it runs as if it had never been there.
             if self.redo:
                 check_stage(self.stage, config, self.dir, resources)
@@ -345,6 +349,15 @@ class StageOptions(Command):
         if getattr(config, "hot_bytes", None) == "auto" and not was_sealed:
             say(describe_auto(folder))
         return _finish(self.stage, folder, seconds, as_json=self.run.json, was_sealed=was_sealed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackOptions(StageOptions):
+    """Options of pack besides those of its config."""
+
+    scratch: Path | None = None
+    """Folder for large temporary files, where memory holds less than a third of the samples. Default: inside
+    DIR."""
 
 
 def _extended(arguments: Sequence[str]) -> Path | None:
@@ -373,10 +386,10 @@ def _recipe_in(arguments: Sequence[str]) -> PreprocessConfig:
 
 
 @contextmanager
-def _running(options: RunOptions) -> Iterator[Resources]:
+def _running(options: RunOptions, scratch: Path | None = None) -> Iterator[Resources]:
     """Apply what holds for all stages of a command."""
     with durable_files(options.durable), use_engine(options.engine), progress_bars() as progress:
-        resources = Resources(workers=options.workers, memory_bytes=options.memory, progress=progress)
+        resources = Resources(options.workers, options.memory, progress, scratch)
         _log.info(
             "%s workers (%s), at most %s of anonymous memory",
             num_workers(resources.workers),
@@ -420,9 +433,10 @@ def _stage_command(stage: str, more: Any) -> type[Command]:
 
 
 IngestCommand = _stage_command("ingest", IngestOptions)
-CountCommand, RankCommand, EncodeCommand, SplitCommand, PackCommand = (
-    _stage_command(stage, StageOptions) for stage in ("count", "rank", "encode", "split", "pack")
+CountCommand, RankCommand, EncodeCommand, SplitCommand = (
+    _stage_command(stage, StageOptions) for stage in ("count", "rank", "encode", "split")
 )
+PackCommand = _stage_command("pack", PackOptions)
 
 
 def show_plan(plan: RunEstimate, console: Console) -> None:

@@ -32,6 +32,7 @@ from hotset.pipeline.folders.disk import (
 )
 from hotset.pipeline.folders.manifest import FileEntry, Manifest, read_referenced
 from hotset.pipeline.folders.output import Output, spill_errors_explained
+from hotset.pipeline.folders.pieces import PieceArrays, PieceFolders, Run
 from hotset.pipeline.folders.totals import CountsFacts
 from hotset.pipeline.formats.arrow_files import (
     columns_of,
@@ -53,6 +54,7 @@ from hotset.pipeline.stages.orders import _appearances
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import ShardBatches
 from hotset.pipeline.stages.rank import RankConfig, rank
+from hotset.pipeline.stages.shuffle import PackSizes
 from hotset.pipeline.statistics import frequencies
 from hotset.tests.support.hints import Killed, Shell, follows, hint_of
 from hotset.tests.support.json_records import AnyRecord
@@ -145,6 +147,65 @@ def test_a_disk_that_is_full_of_spill_files(shell: Shell) -> None:
             raise OSError(28, "No space left on device")
 
     assert "--memory; the same command resumes" in hint_of(spill)
+
+
+def rows_of(number: int) -> PieceArrays:
+    return PieceArrays(np.zeros(number, np.uint64), np.zeros((number, 3), np.int32), np.zeros(0, np.int32))
+
+
+def write_pieces(folder: Path) -> PieceFolders:
+    """Write the pieces of two files of two rows each, or find them."""
+    pieces = PieceFolders([folder] if folder.exists() else [], 2, 3)
+    pieces.write_to(folder)
+    for parts in pieces.missing(5):
+        with pieces.writing(parts, rows_of(4), np.array([2, 2]), np.array([0, 0])) as writer:
+            writer.write(0, 2)
+    return pieces
+
+
+def open_run(run: Run) -> None:
+    with run.open():
+        pass
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+@follows("pipeline/folders/pieces.py::Run.open Run.open#2 _errors_explained")
+def test_damaged_pieces_are_written_again(shell: Shell) -> None:
+    def read() -> None:
+        with write_pieces(Path("pieces")).runs[0].open() as reader:
+            index = reader.index(range(2))
+            targets = [rows_of(2), rows_of(2)]
+            reader.read(range(2), index, targets)
+
+    read()
+    (run,) = write_pieces(Path("pieces")).runs
+    content = run.path.read_bytes()
+    run.path.write_bytes(b"\1" + content[1:])
+    assert "same command again: it writes" in hint_of(read)
+    read()
+    pieces = write_pieces(Path("pieces"))
+    pieces.runs[0].path.unlink()
+    assert "same command again: it writes" in hint_of(lambda: open_run(pieces.runs[0]))
+    with shell.patch.context() as patch:
+        patch.setattr(os, "posix_fallocate", raising(OSError(28, "No space left on device")))
+        assert "another --scratch; the same command" in hint_of(read)
+    read()
+
+
+@follows("pipeline/stages/two_phases.py::two_phases")
+def test_a_scratch_folder_without_room(shell: Shell) -> None:
+    shell.patch.setattr(PackSizes, "is_two_phases", True)
+    with shell.patch.context() as patch:
+        patch.setattr("hotset.pipeline.stages.two_phases.lack_of_room", lambda *_: "full is full")
+        assert "another --scratch" in shell.refused("pack", "data", "--redo", "--scratch", "full")
+    shell.works("pack", "data", "--scratch", "empty")
+    assert not any(Path("empty").iterdir())
 
 
 @follows("pipeline/formats/arrow_files.py::damage_named")

@@ -16,6 +16,7 @@ SCRIPTS = {
     "preprocess": "preprocess",
     "dlrm-preprocess": "preprocess --dlrm",
     "growth": "preprocess --growth",
+    "pack-phases": "preprocess --phases",
     "full-kaggle": "preprocess --growth",
     "train": "train_step",
     "placements": "placements",

@@ -37,6 +37,12 @@ def test_preprocess_writes_the_samples_of_polars(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_pack_writes_the_same_bytes_in_passes_and_in_two_phases(tmp_path: Path) -> None:
+    found = run("preprocess", tmp_path, "--phases", "--limit", "600MiB", "--times", 0.01, "--rounds", 1)
+    assert found["equal_bytes"] and set(found["ways"]) == {"passes", "two phases"}
+
+
+@pytest.mark.slow
 def test_preprocess_grows(tmp_path: Path) -> None:
     runs = run("preprocess", tmp_path, "--growth", "2000,4000")["runs"]
     assert [each["num_samples"] for each in runs] == [2000, 4000]
