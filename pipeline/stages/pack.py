@@ -180,7 +180,7 @@ def pack(
     largest = max((entry.num_samples for entry in columns.files), default=0)
     of_workers = _worker_bytes(config, width, largest, resources.workers)
     needed = needed_bytes(config, width, largest, resources.workers)
-    room = room_for("pack", resources, needed) - of_workers
+    room = room_for("pack", resources, needed, here=True) - of_workers
     # Which samples go to which file follows from tags and keys alone; no row is read for it.
     shuffled = plan_shuffle(shuffle, workers=resources.workers, room_bytes=room)
     todo = [file for file in shuffled.files if not output.has(_name(file))]
@@ -239,7 +239,7 @@ def _groups_in_passes(
     sizes = bytes_of_files(shuffled.files, lookups, inputs)
     # One file must fit at least; with lists its bytes are known only now.
     if inputs.lists:
-        check_cap("pack", resources, max(sizes, default=0) + of_workers)
+        check_cap("pack", resources, max(sizes, default=0) + of_workers, here=True)
     # Each pass reads all inputs once and collects as many files as fit in the room, which is kept small.
     bytes_of_all = sum(sizes[file.index] for file in todo)
     room = min(room, _enough_bytes(bytes_of_all, resources.workers))
@@ -263,7 +263,7 @@ def check_pack(
     inputs.check_parts()
     largest = max((entry.num_samples for entry in columns.files), default=0)
     needed = needed_bytes(config, inputs.words_per_sample, largest, resources.workers)
-    check_cap("pack", resources, needed)
+    check_cap("pack", resources, needed, here=True)
     if resources.scratch is not None:
         check_writable(resources.scratch)
 

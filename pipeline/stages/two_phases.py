@@ -104,7 +104,7 @@ class TwoPhases:
         self._map_parts()
         sizes = bytes_of_files(self.shuffled.files, self.pieces.num_lookups, self.inputs)
         # One file must fit at least; with lists its bytes are known only now.
-        check_cap("pack", self.resources, max(sizes, default=0) + self.of_workers)
+        check_cap("pack", self.resources, max(sizes, default=0) + self.of_workers, here=True)
         groups = list(groups_within(self.room, todo, lambda file: sizes[file.index]))
         bytes_of_groups = (sum(sizes[file.index] for file in group) for group in groups)
         memory = np.empty(max(bytes_of_groups, default=0), np.uint8)
