@@ -2,14 +2,15 @@
 
 Batches are those of the shards, in the order that ``hotset train`` takes them with the same seed. Each rank
 and each worker of a loader reads different batches; a loader returns them in turn, so the order does not
-depend on the number of workers.
+depend on the number of workers. Where an epoch stands is a place in the order of all ranks, so that it goes
+on with other numbers of ranks and workers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +24,13 @@ from ...pipeline.folders.totals import by_feature
 from ...pipeline.schema.schema import GROUP
 from ...pipeline.settings import LastBatch
 from ...stats.shuffle import epoch_order
-from .batch import Batch, EmbeddingTable, at_cache_line
+from .batch import Batch, EmbeddingTable, at_cache_line, join
 from .shard_file import HAS_GROUP
 from .shards import EvaluationPart, Part, Shards
 
 Split = Literal["train", "valid", "test"]
 _PARTS: dict[Split, Part] = {"valid": "validation", "test": "test"}
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 LABEL = "label"
 DENSE = "dense"
 KEYED_JAGGED = "sparse"
@@ -90,6 +91,62 @@ class MultiHotDraws:
         return torch.from_numpy(lists.reshape(-1)), offsets
 
 
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """Which batches a rank reads in each step of an epoch, or of the rest of one.
+
+    Ranks take whole batches in turn. What is left for less than a batch each is shared: joined, and cut into
+    one part for each rank, so that all ranks take as many steps and no sample is lost.
+    """
+
+    sizes: Sequence[int]
+    """Samples of each batch, of all ranks."""
+    rank: int
+    world_size: int
+    last_batch: LastBatch
+    is_even: bool
+    """Whether all ranks take as many steps; otherwise each reads whole batches alone."""
+
+    @property
+    def num_steps(self) -> int:
+        if not self.is_even:
+            return len(range(self.rank, len(self.sizes), self.world_size))
+        has_rest = self._num_whole * self.world_size < len(self.sizes)
+        return self._num_whole + (has_rest and self.last_batch != "drop" and not self._joins_rest)
+
+    @property
+    def _num_whole(self) -> int:
+        """Steps in which each rank reads a batch of its own."""
+        return len(self.sizes) // self.world_size
+
+    @property
+    def _joins_rest(self) -> bool:
+        """Whether the rest joins the last step with whole batches, because it is too small for one."""
+        few = sum(self.sizes[self._num_whole * self.world_size :]) < self.world_size
+        return self._num_whole > 0 and (few or self.last_batch == "merge")
+
+    def own(self, step: int) -> range:
+        """Return the place in the order of the batch that is this rank's alone, if there is one."""
+        place = step * self.world_size + self.rank
+        return range(place, place + (step < self._num_whole or not self.is_even))
+
+    def shared(self, step: int) -> range:
+        """Return the places of the batches of which each rank has a part."""
+        first, stop = self._num_whole * self.world_size, len(self.sizes)
+        is_last = self.is_even and step == self.num_steps - 1 and self.last_batch != "drop"
+        return range(first, stop if is_last else first)
+
+    def part(self, num_samples: int) -> tuple[int, int]:
+        """Return the first and the last-plus-one of this rank's samples among shared ones.
+
+        Raises:
+            ConfigError: not one for each rank.
+        """
+        if num_samples < self.world_size:
+            raise ConfigError(f"{num_samples} samples are too few for {self.world_size} ranks")
+        return num_samples * self.rank // self.world_size, num_samples * (self.rank + 1) // self.world_size
+
+
 class ShardDataset(IterableDataset[dict[str, Any]]):
     """The batches of a folder of shards, one epoch each time it is iterated.
 
@@ -109,8 +166,12 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             for batch in DataLoader(dataset, batch_size=None, num_workers=2):
                 ...
 
-    Torchdata's StatefulDataLoader resumes it in the middle of an epoch, with the same number of workers.
-    Without that, `set_epoch` takes the number of batches that were trained on already.
+    With several ranks all take as many steps, and every sample is read: batches that are too few for one each
+    are joined, and each rank gets a part of the samples as its last batch.
+
+    Torchdata's StatefulDataLoader resumes it in the middle of an epoch. With another number of ranks or
+    workers, give the loader's state, of any rank, to `load_state_dict` instead, and make a new loader.
+    Without states, `set_epoch` takes the number of batches that were trained on already.
     """
 
     def __init__(
@@ -124,6 +185,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         keyed_jagged: bool = False,
         multi_hot: Sequence[int] | None = None,
         last_batch: LastBatch = "keep",
+        equal_parts: bool = False,
     ) -> None:
         """Open the shards of ``folder``, which `preprocess` wrote, and hash those of ``split``.
 
@@ -132,14 +194,17 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             split: training batches, or those of the validation or the test part, in the order of the log.
             seed: seed of the order of training batches.
             rank: number of this process; it reads every ``world_size``-th batch.
-            world_size: number of processes. Each reads as many training batches: those beyond the last
-                multiple are left out of the epoch.
+            world_size: number of processes. Each reads as many training batches; what is left at the end is
+                cut into a part for each.
             keyed_jagged: give ids as a KeyedJaggedTensor.
             multi_hot: ids per sample that each feature gets, in their order: the one in the log
                 and those that MLPerf's benchmark draws for it; `MLPERF_SIZES` are the 26
                 sizes of that benchmark. By default features are as the log has them.
             last_batch: whether a training batch with fewer samples than the others stays ("keep"), is left
-                out ("drop"), or joined to the one before ("merge"), as in `hotset.fit`.
+                out ("drop"), or joined to the one before ("merge"), as in `hotset.fit`; also the batches
+                that are too few for one at each rank.
+            equal_parts: of an evaluation part, whether all ranks read as many batches, as those of training;
+                otherwise one may have a batch more than another.
 
         Raises:
             ConfigError: an unknown split, a rank that is not below ``world_size``, a feature whose name is
@@ -164,12 +229,14 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._keyed_jagged = keyed_jagged
         self._multi_hot = multi_hot
         self._last_batch = last_batch
+        self._is_even = split == "train" or equal_parts
         self._draws: MultiHotDraws | None = None
         self._epoch = 0
         self._first = 0
+        """Batches of the epoch, of all ranks, that are left out."""
         self._chosen = torch.zeros(3, dtype=torch.int64, device="cpu")
-        """What `set_epoch` said last, in memory that workers share: number of its calls, epoch, batches to
-        skip."""
+        """What `set_epoch` said last, in memory that workers share: number of its calls, epoch, batches that
+        all ranks skip."""
         self._chosen.share_memory_()  # type: ignore[no-untyped-call]
         self._num_chosen = 0
         """Calls that this process or worker has followed."""
@@ -191,26 +258,29 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, of this rank."""
-        return len(self._numbers())
+        return self._steps(self._numbers()).num_steps
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Choose the next epoch, from 0, and how many batches to skip.
+        """Choose the next epoch, from 0, and how many batches of this rank to skip.
 
         Call it in the process that makes the loader, before each epoch. Workers follow it when the loader is
         iterated next, persistent ones too.
         """
         require_at_least("epoch", epoch, 0)
         require_at_least("first_batch", first_batch, 0)
+        self._choose(epoch, first_batch * self._world_size)
+
+    def _choose(self, epoch: int, first: int) -> None:
         # A worker's own state, as a loader restores it, is no choice for the others.
         if get_worker_info() is None:
             self._chosen.copy_(
-                torch.tensor([int(self._chosen[0]) + 1, epoch, first_batch], dtype=torch.int64, device="cpu")
+                torch.tensor([int(self._chosen[0]) + 1, epoch, first], dtype=torch.int64, device="cpu")
             )
-        self._follow(epoch, first_batch)
+        self._follow(epoch, first)
 
-    def _follow(self, epoch: int, first_batch: int) -> None:
+    def _follow(self, epoch: int, first: int) -> None:
         self._epoch = epoch
-        self._first = first_batch
+        self._first = first
         self._position = 0
         self._start = 0
         self._num_chosen = int(self._chosen[0])
@@ -218,24 +288,36 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches of the epoch that belong to this rank and worker."""
         # A persistent worker has its copy from before the last `set_epoch`.
-        num_chosen, epoch, first_batch = self._chosen.tolist()
+        num_chosen, epoch, first = self._chosen.tolist()
         if num_chosen != self._num_chosen:
-            self._follow(epoch, first_batch)
+            self._follow(epoch, first)
         shards = self._shards()
-        is_trained_on = self._split == "train"
-        read = shards.training_batch if is_trained_on else EvaluationPart(shards, _PARTS[self._split]).batch
-        # The batches of this worker among those of its rank.
+        read = shards.training_batch
+        if self._split != "train":
+            read = EvaluationPart(shards, _PARTS[self._split]).batch
+        numbers = self._numbers()[self._first :]
+        steps = self._steps(numbers)
+        # The steps of this worker among those of its rank.
         worker, count = _worker()
-        own = self._numbers()[self._first :][worker :: max(count, 1)]
+        own = range(steps.num_steps)[worker :: max(count, 1)]
         # A loaded state is in the middle of the first epoch only.
         start, self._start = self._start, 0
         self._position = start
-        for position, number in enumerate(own[start:], start + 1):
-            batch = read(number)
+        for position, step in enumerate(own[start:], start + 1):
+            batch = self._read(read, numbers, steps, step)
             # Set before the batch is returned: a loader reads the state that follows it.
             self._position = position
             yield self._as_dictionary(shards, batch)
         self._position = 0
+
+    @staticmethod
+    def _read(read: Callable[[int], Batch], numbers: Sequence[int], steps: RankSteps, step: int) -> Batch:
+        """Return what this rank reads in a step."""
+        parts = [read(numbers[place]) for place in steps.own(step)]
+        if shared := steps.shared(step):
+            rest = join([read(numbers[place]) for place in shared])
+            parts.append(rest.cut(*steps.part(rest.num_samples)))
+        return join(parts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where iteration stands, in this process or worker; plain numbers and texts."""
@@ -244,31 +326,52 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             "shards": self._shards().manifest.fingerprint,
             "split": self._split,
             "seed": self._seed,
-            "rank": self._rank,
-            "world_size": self._world_size,
             "last_batch": self._last_batch,
+            "world_size": self._world_size,
             "workers": _worker()[1],
             "epoch": self._epoch,
-            "first_batch": self._first,
+            "first": self._first,
             "position": self._position,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, in the next iteration.
 
+        Args:
+            state: of a dataset, or the whole one of torchdata's StatefulDataLoader, taken at any rank. That
+                of a loader may be of other numbers of ranks and workers; all ranks must have taken as many
+                steps, and must be given it.
+
         Raises:
-            ConfigError: the state is of other shards, or of another split, seed, rank or number of workers.
+            ConfigError: the state is of other shards, or of another split or seed, or a loader gives it to
+                one of another number of ranks or workers.
         """
-        # The position means nothing in another order of batches, so what decides the order must be equal.
+        found = list(_states_in(state))
+        if not found:
+            raise ConfigError("there is no state of a ShardDataset in it")
         own = self.state_dict()
-        for key in ("version", "shards", "split", "seed", "rank", "world_size", "last_batch", "workers"):
-            # States of before there was a choice have all batches.
-            found = state.get(key, "keep" if key == "last_batch" else None)
-            if found != own[key]:
-                raise ConfigError(f"the state is of {key} {found!r}, want {own[key]!r}")
-        self.set_epoch(int(state["epoch"]), int(state["first_batch"]))
-        require_at_least("position", int(state["position"]), 0)
-        self._position = self._start = int(state["position"])
+        # The place means nothing in another order of batches, so what decides the order must be equal.
+        keys = ["version", "shards", "split", "seed", "last_batch"]
+        is_of_worker = _worker()[1] > 0
+        if is_of_worker:
+            keys += ["world_size", "workers"]
+        for key in keys:
+            if found[0].get(key) != own[key]:
+                raise ConfigError(
+                    f"the state is of {key} {found[0].get(key)!r}, want {own[key]!r}",
+                    hint="dataset.load_state_dict(loader.state_dict()), then a new loader, takes any number"
+                    if key in ("world_size", "workers")
+                    else None,
+                )
+        num_steps = sum(_count(each, "position") for each in found) + _count(state, _SINCE_SNAPSHOT)
+        first = _count(found[0], "first")
+        if is_of_worker:
+            self._choose(_count(found[0], "epoch"), first)
+            self._position = self._start = num_steps
+            return
+        if found[0].get("workers", 0) not in (0, len(found)):
+            raise ConfigError(f"the state is of {len(found)} of {found[0]['workers']} workers, want all")
+        self._choose(_count(found[0], "epoch"), first + num_steps * _count(found[0], "world_size"))
 
     def _shards(self) -> Shards:
         """Return the shards as opened by this process, which shares no files."""
@@ -296,16 +399,26 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._chosen.share_memory_()  # type: ignore[no-untyped-call]
 
     def _numbers(self) -> Sequence[int]:
-        """Return the batch numbers of this rank, in the order of the epoch."""
+        """Return the batch numbers of all ranks, in the order of the epoch."""
         shards = self._shards()
         if self._split != "train":
-            return EvaluationPart(shards, _PARTS[self._split]).numbers[self._rank :: self._world_size]
-        # The same number of batches for each rank: a rank with one more would wait for the others forever.
+            return EvaluationPart(shards, _PARTS[self._split]).numbers
         order: list[int] = epoch_order(
             shards.is_hot_only, self._seed, self._epoch, spread=shards.is_grouped
         ).tolist()
-        each = len(order) // self._world_size
-        return order[self._rank : each * self._world_size : self._world_size]
+        return order
+
+    def _steps(self, numbers: Sequence[int]) -> RankSteps:
+        """Return how ranks share the batches ``numbers``."""
+        shards = self._shards()
+        if self._split == "train":
+            sizes = shards.training_sizes
+        else:
+            part = EvaluationPart(shards, _PARTS[self._split])
+            size = shards.batch_size
+            sizes = [min(size, part.num_samples - number * size) for number in part.numbers]
+        found = [sizes[number] for number in numbers]
+        return RankSteps(found, self._rank, self._world_size, self._last_batch, self._is_even)
 
     def _as_dictionary(self, shards: Shards, batch: Batch) -> dict[str, Any]:
         found: dict[str, Any] = {LABEL: batch.label_B, DENSE: at_cache_line(batch.dense_BK)}
@@ -374,6 +487,27 @@ def _refuse_equal_names(shards: Shards, multi_hot: Sequence[int] | None) -> None
             f"a feature is called {equal[0]!r}, which a batch holds under that name already",
             hint="give the feature another name in the schema: `name`",
         )
+
+
+_SINCE_SNAPSHOT = "_steps_since_snapshot"
+"""Batches that torchdata's loader has returned since it asked its workers for their states."""
+
+
+def _states_in(state: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the states of datasets in that of a loader: one for each worker."""
+    if isinstance(state, Mapping):
+        if "shards" in state and "position" in state:
+            yield state
+        else:
+            for each in state.values():
+                yield from _states_in(each)
+
+
+def _count(state: Mapping[str, Any], key: str) -> int:
+    """Return a count of a state, which may come from a file."""
+    found = state.get(key, 0)
+    require_at_least(key, plain_value(key, (int,), found), 0)
+    return int(found)
 
 
 def _worker() -> tuple[int, int]:

@@ -211,7 +211,7 @@ class Shards:
 
         A batch is merged into one of its kind; where it is the only one, it stays as it is.
         """
-        short = [number for number, size in enumerate(self._sizes) if size < self.batch_size]
+        short = [number for number, size in enumerate(self.training_sizes) if size < self.batch_size]
         if last_batch == "keep" or not short:
             return self
         other = copy.copy(self)
@@ -230,7 +230,7 @@ class Shards:
                     kept.append(position)
         other._training = kept
         other.__dict__.pop("is_hot_only", None)
-        other.__dict__["num_training_samples"] = sum(other._sizes)
+        other.__dict__["num_training_samples"] = sum(other.training_sizes)
         return other
 
     def with_histories(self, num_elements: int) -> Shards:
@@ -307,7 +307,7 @@ class Shards:
         return np.array([position.is_hot_only for position in self._training], np.bool_)
 
     @property
-    def _sizes(self) -> list[int]:
+    def training_sizes(self) -> list[int]:
         """Samples of each training batch."""
         sizes = [stop - start for start, stop in pairwise(self._starts_of(self._training))]
         for number, position in self._merged.items():
@@ -317,12 +317,12 @@ class Shards:
     @property
     def least_batch_samples(self) -> int:
         """Samples of the smallest training batch; 0 where there is none."""
-        return min(self._sizes, default=0)
+        return min(self.training_sizes, default=0)
 
     @property
     def most_batch_samples(self) -> int:
         """Samples that a training batch may have."""
-        return max([self.batch_size, *self._sizes])
+        return max([self.batch_size, *self.training_sizes])
 
     @property
     def num_training_batches(self) -> int:

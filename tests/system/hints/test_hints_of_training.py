@@ -525,6 +525,22 @@ def test_ranks_of_a_loop_of_ones_own_join_first_and_have_equal_parts(
     assert sizes[0] == sizes[1]
 
 
+@follows("train/data/dataset.py::ShardDataset.load_state_dict")
+def test_a_state_of_other_workers_goes_through_the_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "shards")
+    state = ShardDataset(folder).state_dict() | {"workers": 2, "position": 1}
+    states = {"first": state, "second": state}
+    with monkeypatch.context() as patched:
+        patched.setattr("hotset.train.data.dataset._worker", lambda: (0, 3))
+        hint = hint_of(lambda: ShardDataset(folder).load_state_dict(state))
+    assert hint == "dataset.load_state_dict(loader.state_dict()), then a new loader, takes any number"
+    dataset = ShardDataset(folder)
+    dataset.load_state_dict(states)
+    assert len(list(dataset)) == len(dataset) - 2
+
+
 @follows(
     "train/own_loop/row_gradients.py::RowGradients.check_finite "
     "train/own_loop/embedding_module.py::Embeddings.__reduce_ex__ _row_optimizers"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 import importlib.util
+import itertools
 import os
 import pickle
 import shutil
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from hotset.pipeline.errors import ConfigError, HotsetError
@@ -27,7 +30,7 @@ from hotset.tests.support.resealed import set_in_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.data.batch_order import SeededOrder
-from hotset.train.data.dataset import MLPERF_SIZES, MultiHotDraws, ShardDataset
+from hotset.train.data.dataset import MLPERF_SIZES, MultiHotDraws, RankSteps, ShardDataset
 from hotset.train.data.shards import Shards
 
 SPEC = ShardSpec(num_hot_only=150, num_mixed=330, num_validation=40, multi_hot=(1,))
@@ -88,15 +91,114 @@ def test_an_iteration_that_was_left_costs_the_next_one_no_batch(folder: Path) ->
     assert as_lists(dataset) == whole
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_ranks_share_an_epoch_evenly(folder: Path, world_size: int) -> None:
+    """All ranks take as many steps, and each sample is in one of them."""
     whole = as_lists(ShardDataset(folder, seed=1))
-    parts = [
-        as_lists(ShardDataset(folder, seed=1, rank=rank, world_size=world_size)) for rank in range(world_size)
-    ]
-    each = len(whole) // world_size
-    assert [len(part) for part in parts] == [each] * world_size
+    datasets = [ShardDataset(folder, seed=1, rank=rank, world_size=world_size) for rank in range(world_size)]
+    parts = [as_lists(dataset) for dataset in datasets]
+    each, rest = divmod(len(whole), world_size)
+    steps = each + (rest > 0)
+    assert [len(part) for part in parts] == [steps] * world_size == [len(dataset) for dataset in datasets]
     assert [part[step] for step in range(each) for part in parts] == whole[: each * world_size]
+    last = [part[each]["dense"] for part in parts] if rest else []
+    shared = [batch["dense"] for batch in whole[each * world_size :]]
+    assert [*itertools.chain(*last)] == [*itertools.chain(*shared)]
+    assert max(map(len, last), default=0) - min(map(len, last), default=0) <= 1
+
+
+@pytest.mark.parametrize("last_batch", ["drop", "merge"])
+def test_the_rest_of_an_epoch_follows_the_last_batch(folder: Path, last_batch: Any) -> None:
+    """Of 16 batches two are short; 14 are two for each of five ranks, and four."""
+    found = [
+        [
+            len(batch["label"])
+            for batch in ShardDataset(folder, rank=rank, world_size=5, last_batch=last_batch)
+        ]
+        for rank in range(5)
+    ]
+    assert [len(sizes) for sizes in found] == [2] * 5
+    whole = sorted(len(batch["label"]) for batch in ShardDataset(folder))
+    assert sum(map(sum, found)) == (10 * whole[-1] if last_batch == "drop" else sum(whole))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    world_size=st.integers(1, 7),
+    last_batch=st.sampled_from(["keep", "drop", "merge"]),
+    is_even=st.booleans(),
+)
+def test_steps_of_ranks_have_each_sample_once(
+    sizes: list[int], world_size: int, last_batch: Any, is_even: bool
+) -> None:
+    ranks = [RankSteps(sizes, rank, world_size, last_batch, is_even) for rank in range(world_size)]
+    if is_even:
+        assert len({steps.num_steps for steps in ranks}) == 1
+    seen: list[tuple[int, int]] = []
+    try:
+        for steps in ranks:
+            for step in range(steps.num_steps):
+                seen += [(place, at) for place in steps.own(step) for at in range(sizes[place])]
+                rest = [(place, at) for place in steps.shared(step) for at in range(sizes[place])]
+                if rest:
+                    first, stop = steps.part(len(rest))
+                    assert first < stop
+                    seen += rest[first:stop]
+    except ConfigError:
+        assert sum(sizes) < world_size
+        return
+    whole = sizes
+    if is_even and last_batch == "drop":
+        whole = sizes[: len(sizes) // world_size * world_size]
+    assert sorted(seen) == [(place, at) for place, size in enumerate(whole) for at in range(size)]
+
+
+@given(
+    world_sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    workers=st.integers(1, 3),
+    data=st.data(),
+)
+@settings(max_examples=25)
+def test_an_epoch_goes_on_with_other_ranks(
+    folder: Path, world_sizes: tuple[int, int], workers: int, data: st.DataObject
+) -> None:
+    """Stop at any step, of any ranks and workers; other ranks read what is left, in the same order."""
+    before, after = world_sizes
+    whole = [sample for batch in ShardDataset(folder, seed=2) for sample in batch["dense"].tolist()]
+    ranks = [ShardDataset(folder, seed=2, rank=rank, world_size=before) for rank in range(before)]
+    stop = data.draw(st.integers(0, len(ranks[0]) - 1))
+    batches = [list(itertools.islice(dataset, stop)) for dataset in ranks]
+    seen = [
+        sample for step in zip(*batches, strict=True) for batch in step for sample in batch["dense"].tolist()
+    ]
+    # Workers take steps in turn, and a loader keeps the state of each.
+    plain = ranks[-1].state_dict()
+    counts = [len(range(worker, stop, workers)) for worker in range(workers)]
+    states = [plain | {"position": count, "workers": workers} for count in counts]
+    loader = {"worker_snapshots": {str(worker): {"dataset": state} for worker, state in enumerate(states)}}
+    rest: list[list[Any]] = []
+    for rank in range(after):
+        resumed = ShardDataset(folder, seed=2, rank=rank, world_size=after)
+        resumed.load_state_dict(loader)
+        rest.append(list(resumed))
+    assert len({len(each) for each in rest}) == 1
+    # The samples that ranks share at the end are theirs in turn too.
+    seen += [
+        sample for step in zip(*rest, strict=True) for batch in step for sample in batch["dense"].tolist()
+    ]
+    assert seen == whole
+
+
+def test_evaluation_parts_are_of_equal_length_on_request(folder: Path) -> None:
+    for split in ("valid", "test"):
+        whole = [sample for batch in ShardDataset(folder, split=split) for sample in batch["dense"].tolist()]
+        parts = [
+            list(ShardDataset(folder, split=split, rank=rank, world_size=4, equal_parts=True))
+            for rank in range(4)
+        ]
+        assert len({len(part) for part in parts}) == 1
+        found = [sample for part in parts for batch in part for sample in batch["dense"].tolist()]
+        assert sorted(found) == sorted(whole)
 
 
 def test_evaluation_parts_keep_the_order_of_the_log(folder: Path) -> None:
@@ -155,9 +257,13 @@ def test_a_state_goes_on_with_the_next_batch(folder: Path) -> None:
 
 def test_states_and_settings_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
     state = ShardDataset(folder, seed=5).state_dict()
-    for key, value in {"seed": 4, "split": "test", "world_size": 2, "workers": 3, "shards": "x"}.items():
+    for key, value in {"seed": 4, "split": "test", "version": 1, "shards": "x"}.items():
         with pytest.raises(ConfigError, match=f"^the state is of {key} {value!r}, want "):
             ShardDataset(folder, seed=5).load_state_dict(state | {key: value})
+    with pytest.raises(ConfigError, match=r"^the state is of 1 of 3 workers, want all"):
+        ShardDataset(folder, seed=5).load_state_dict(state | {"workers": 3})
+    with pytest.raises(ConfigError, match=r"^there is no state of a ShardDataset in it"):
+        ShardDataset(folder, seed=5).load_state_dict({"position": 3})
     with pytest.raises(ConfigError, match="position must be 0 or more, got -1"):
         ShardDataset(folder, seed=5).load_state_dict(state | {"position": -1})
     with pytest.raises(ConfigError, match=r"rank must be in \[0, 2\), got 2"):
@@ -217,6 +323,11 @@ def test_torchdata_resumes_in_the_middle_of_an_epoch(folder: Path, workers: int)
         resumed = loader()
         resumed.load_state_dict(state)
         assert seen + as_lists(resumed) == whole
+        # Another number of workers takes the state of the loader through the dataset.
+        dataset = ShardDataset(folder, seed=7)
+        dataset.load_state_dict(state)
+        other = stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=3)
+        assert seen + as_lists(other) == whole
 
 
 def test_a_copy_for_another_process_finds_the_shards_from_another_folder(
