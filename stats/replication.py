@@ -18,10 +18,12 @@ The time of a step is a sum over tables, of a function of each table's own ``h``
 mixed step (`Network.exchange_seconds`), which couples the tables: a step is hot-only if the largest id of
 every table is replicated. `choose_prefixes` minimises it. For a given set of steps that are to be hot-only
 the tables are independent, and the best ``h`` of each is found exactly, or by a Lagrangian multiplier where
-memory is short. Sets are tried in the order of what each step costs by itself. The sum of the least of each
-table bounds the optimum from below, so the distance to the optimum is known (`Choice.bound_seconds`). It is
-zero where a mixed step has no fixed cost and memory suffices. In volume alone few rows are worth it: a row
-pays if nearly every rank uses it in nearly every step (see the paper's regimes).
+memory is short. Sets grow by the step that adds least, and the best one is improved table by table. A bound
+of the optimum says how near the choice is (`Choice.bound_seconds`). Of 3,000 small logs, 17 had a better
+choice, all of them under a limit of memory.
+
+In bytes alone few rows are worth it: a row pays if nearly every rank uses it in nearly every step, as its
+gradient crosses twice in an all-reduce. Hot-only steps pay if messages take time besides their bytes.
 
 Counting takes one pass over the lookups, some 5 ns each, and 8 bytes for each row; choosing takes 32 bytes
 for each row of the largest table.
@@ -331,7 +333,6 @@ def choose_prefixes(
     if uses.num_ranks == 1 or not uses.num_steps:
         return Choice((0,) * len(tables), 0.0, 0.0)
     problem = _Problem(uses, tables, network, replicated_bytes)
-    # The bound leaves out what mixed steps cost besides their rows, which is never negative.
     bound, best_T = problem.best_above(np.zeros(len(tables), np.int64))
     found = problem.step_seconds(best_T)
     num_priced = 0
@@ -347,7 +348,7 @@ def choose_prefixes(
         if seconds < found:
             found, best_T = seconds, least_T
     found, best_T = problem.polished(found, best_T)
-    return Choice(tuple(best_T.tolist()), found, min(bound, found))
+    return Choice(tuple(best_T.tolist()), found, min(problem.bound(bound), found))
 
 
 class _TableCosts:
@@ -470,6 +471,18 @@ class _Problem:
             if gains[table][0] <= 0:
                 return rows_T
             rows_T[table] = gains[table][1]
+
+    def bound(self, row_bound: float) -> float:
+        """Return a time that no rows within memory are below, given a bound of what depends on rows alone.
+
+        If k steps are hot-only, one of them costs at least as much as the k-th cheapest does by itself.
+        """
+        floors_ST = self._uses.largest_ST + 1
+        fitting_ST = floors_ST[floors_ST @ self._row_bytes_T <= self.limit]
+        seconds_S = sum(own.cost_from(fitting_ST[:, number]) for number, own in enumerate(self._costs))
+        least_K1 = np.maximum(np.concatenate([[0.0], np.sort(seconds_S)]), row_bound)
+        share_K1 = 1 - np.arange(least_K1.size) / self._uses.num_steps
+        return float((least_K1 + share_K1 * self._network.exchange_seconds).min())
 
     def polished(self, found: float, rows_T: NDArray[np.int64]) -> tuple[float, NDArray[np.int64]]:
         """Return what changes of one table at a time improve, and its time."""

@@ -37,6 +37,7 @@ from ..pipeline.statistics.coverage import count_hot_samples
 from ..pipeline.statistics.folder import packed_batch_size
 from ..stats.lookahead.planner import MOST_PREFETCH
 from ..stats.ranking.ranking import MAX_BUDGETS
+from ..stats.replication import Network
 from ..stats.step_times import (
     Budget,
     Machine,
@@ -330,6 +331,7 @@ def _described(workload: Workload) -> dict[str, Any]:
 
 _FORMAT = "hotset speeds 1"
 _GIGA = 1e9
+_NETWORK = tuple(each.name for each in fields(Network))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -352,11 +354,19 @@ class MachineSpeeds(JsonRecord):
     """Samples read from shards."""
     cores: int | None = None
     """Number of cores; None in a file of an earlier version."""
+    all_to_all_bytes_per_second: float | None = None
+    """Bytes that leave a device in an all-to-all; None, as measured here: not known."""
+    all_reduce_bytes_per_second: float | None = None
+    """Bytes that leave a device in an all-reduce; None, as measured here: not known."""
+    exchange_seconds: float | None = None
+    """Time of the all-to-alls of a step apart from their bytes; None, as measured here: not known."""
 
     def check_values(self, where: str) -> None:
-        for name in ("flops", "host_rows_per_second", "link_bytes_per_second", "loader_samples_per_second"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise RecordError(f"{where}{name} is {getattr(self, name)}, want a number above 0")
+        speeds = ("flops", "host_rows_per_second", "link_bytes_per_second", "loader_samples_per_second")
+        for name in (*speeds, *_NETWORK):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise RecordError(f"{where}{name} is {value}, want a number above 0")
         if self.row_bytes < 1:
             raise RecordError(f"{where}row_bytes is {self.row_bytes}, want 1 or more")
 
@@ -392,6 +402,11 @@ class MachineSpeeds(JsonRecord):
             flops=self.flops,
             loader_samples_per_second=self.loader_samples_per_second,
         )
+
+    def network(self) -> Network:
+        """Return the speeds between devices; those that are not known stay typical."""
+        known = {name: getattr(self, name) for name in _NETWORK if getattr(self, name) is not None}
+        return Network(**known)
 
     def in_units(self) -> list[tuple[str, float, str]]:
         """Return name, value and unit of each speed, for tables."""

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from ...pipeline.errors import ByteSize, ConfigError, require_at_least
+from ...pipeline.folders.manifest import shards_in
 from ...pipeline.folders.whole_file import check_target, whole_file
 from ...pipeline.runtime.tasks import Resources, num_workers
+from ...pipeline.statistics.replication import replication_of
+from ...stats.replication import Network
 from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, MachineSpeeds, advise
 from ..command_list import JsonCommand
 from ..console import print_json, print_line, print_table, progress_bars, say, stdout_console
 from ..machine import cpu_model
 from ..options import Dir
-from ..report.sentences import TYPICAL_DEVICE, placement_sentence
+from ..report.sentences import TYPICAL_DEVICE, placement_sentence, splits_sentence
 from ..report.tables import advice_rows, text_table
 from ..report.write import check_html
 
 _GIGA = 1e9
 _TERA = 1e12
 _MICRO = 1e-6
+MOST_DEVICES = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +40,16 @@ class AdviseCommand(JsonCommand):
     dir: Dir
     """Folder that `preprocess --out` created."""
 
+    engine: Literal["hotset", "torchrec"] = "hotset"
+    """Engine to advise for: hotset compares placements on one device, torchrec ways to divide rows among
+    several."""
+
+    devices: tuple[int, ...] | None = None
+    """With --engine torchrec: one or more numbers of devices. Default: 2, 4 and 8."""
+
     fast_bytes: tuple[ByteSize, ...] = ()
-    """One or more sizes of fast memory to consider, for all uses together. Default: a range of sizes."""
+    """One or more sizes of fast memory to consider, for all uses together. Default: a range of sizes, or
+    no limit with --engine torchrec."""
 
     batch_size: int | None = None
     """Number of samples per step. Default: that of the shards in DIR."""
@@ -61,10 +74,33 @@ class AdviseCommand(JsonCommand):
     """Number of threads that count; 0 takes every core."""
 
     def __post_init__(self) -> None:
+        self._check_engine()
         for name in ("link_gbps", "host_gbps", "teraflops"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {value}")
+
+    def _check_engine(self) -> None:
+        """Raise ConfigError for an option of the other engine."""
+        if self.engine == "hotset":
+            if self.devices is not None:
+                raise ConfigError("--devices needs --engine torchrec: hotset's own advice is for one device")
+            return
+        unused = {
+            "batch_size": None,
+            "model": "auto",
+            "link_gbps": None,
+            "host_gbps": None,
+            "teraflops": None,
+        }
+        for name, default in unused.items():
+            if getattr(self, name) != default:
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} changes nothing with --engine torchrec: leave it out")
+        if len(self.fast_bytes) > 1:
+            raise ConfigError("give one size of --fast-bytes with --engine torchrec")
+        if not all(1 <= devices <= MOST_DEVICES for devices in self.devices or ()):
+            raise ConfigError(f"--devices must be from 1 to {MOST_DEVICES}")
 
     def measured_speeds(self) -> MachineSpeeds | None:
         """Return the speeds of the file; None where there is none.
@@ -111,6 +147,8 @@ class AdviseCommand(JsonCommand):
 
     def execute(self) -> int:
         """Run ``hotset advise``."""
+        if self.engine == "torchrec":
+            return self._compare_splits()
         config = AdviceConfig(fast_bytes=self.fast_bytes, batch_size=self.batch_size, model=self.model)
         machine = self.machine()
         with progress_bars() as progress:
@@ -121,6 +159,42 @@ class AdviseCommand(JsonCommand):
         else:
             show_advice(advice, stdout_console(), self.source, self.device)
         return 0
+
+    def _compare_splits(self) -> int:
+        speeds = self.measured_speeds()
+        network = Network() if speeds is None else speeds.network()
+        device_bytes = self.fast_bytes[0] if self.fast_bytes else None
+        with progress_bars() as progress:
+            resources = Resources(workers=self.workers, progress=progress)
+            found = replication_of(
+                shards_in(self.dir),
+                self.devices or (2, 4, 8),
+                device_bytes=device_bytes,
+                network=network,
+                resources=resources,
+            )
+        if self.json:
+            print_json({"network": asdict(network), "device_bytes": device_bytes, "devices": found})
+        else:
+            show_splits(found, network, stdout_console())
+        return 0
+
+
+def show_splits(found: Sequence[dict[str, Any]], network: Network, console: Console) -> None:
+    """Print what `replication_of` returned: a table and a verdict for each number of devices."""
+    for row in found:
+        devices = f"{row['devices']} device{'' if row['devices'] == 1 else 's'}"
+        title = (
+            f"{devices}, batches of {row['batch_size']:,} samples: bytes of embedding rows that each device "
+            "hands to collectives"
+        )
+        print_table(console, text_table("splits", row["splits"], title))
+        print_line(console, splits_sentence(row, network))
+    print_line(
+        console,
+        f"Counted in {found[0]['num_batches']} training batches as TorchRec would exchange them; nothing was "
+        "trained. Gradients of dense layers come on top, alike for all.",
+    )
 
 
 def show_advice(

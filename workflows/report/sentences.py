@@ -15,7 +15,9 @@ from ...pipeline.schema.schema import FeatureSettings
 from ...pipeline.schema.schema_file import is_fingerprint
 from ...pipeline.stages.split import AUTO_PERCENT, MOST_AUTO_BYTES
 from ...pipeline.statistics.folder import Row
+from ...pipeline.statistics.replication import CHOSEN, DISTINCT, FAE, POOLED
 from ...stats.curves import first_to_reach, gain_of, share_at
+from ...stats.replication import Network
 from ..options import list_options, typed, values_of
 from ..recipes import DEFAULT_SCHEMA, recipe_for
 
@@ -23,6 +25,9 @@ _LEAST_PEEL_GAIN = 0.01
 """Share of all samples that peeling must make fully hot in addition to be mentioned."""
 _FEW_REFETCHED = 0.1
 """Policies are compared at the first size at which look-ahead refetches a smaller share than this."""
+
+_FEW_SAVED = 0.01
+"""Share of the exchange from which on a split pays."""
 
 
 def percent(share: float | None, decimals: int = 1) -> str:
@@ -165,6 +170,41 @@ def placement_sentence(advice: dict[str, Any], where: str = "below", device: str
         f"predicted to train about {speed} samples per second: {share} of the speed with every row in fast "
         f"memory. {'More memory gains less than 1%' if is_known else 'No larger size was compared'}."
     )
+
+
+def splits_sentence(row: dict[str, Any], network: Network) -> str:
+    """Return whether it pays to replicate rows on so many devices.
+
+    Args:
+        row: one of what `replication_of` returns.
+        network: the speeds that it was given.
+    """
+    if row["devices"] == 1:
+        return "A single device exchanges nothing: replicated rows bring nothing."
+    splits = {each["split"]: each for each in row["splits"]}
+    chosen, fae = splits[CHOSEN], splits[FAE]
+    sharded = min(splits[DISTINCT]["step_seconds"], splits[POOLED]["step_seconds"])
+    saved = 1 - chosen["step_seconds"] / sharded if sharded else 0.0
+    where = f"On {row['devices']} devices"
+    what = "bytes that leave a device" if not network.exchange_seconds else "time of the exchange"
+    if saved < _FEW_SAVED:
+        said = (
+            f"{where} the split does not pay: it saves {percent(saved)} of the {what} where all rows are "
+            "sharded and each distinct one is sent once."
+        )
+    else:
+        said = f"{where} the chosen split saves {percent(saved)} of the {what}."
+    # What FAE's rule buys with its bytes are steps without an all-to-all.
+    steps = fae["hot_only_share"] - chosen["hot_only_share"]
+    longer = fae["step_seconds"] - chosen["step_seconds"]
+    if steps > 0 and longer > 0:
+        limit = network.exchange_seconds + longer / steps
+        said += (
+            f" FAE's rule makes {percent(fae['hot_only_share'], 0)} of the steps hot-only. That pays if the "
+            f"all-to-alls of a step take more than {1e6 * limit:,.0f} µs apart from their bytes, at "
+            f"{network.all_to_all_bytes_per_second / 1e9:.3g} GB/s."
+        )
+    return said
 
 
 def policy_sentences(found: dict[str, Any]) -> list[str]:

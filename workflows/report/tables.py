@@ -36,6 +36,10 @@ def _sum_of_bytes(*numbers: float) -> str:
     return f"{sum(numbers):,.0f} B"
 
 
+def _exchanged(*num_bytes: float) -> str:
+    return f"{sum(num_bytes) / 1e6:,.3f} MB"
+
+
 def _speed(batch_size: int, step_seconds: float) -> str:
     return rounded(batch_size / step_seconds)
 
@@ -247,6 +251,16 @@ COLUMNS: dict[str, Sequence[tuple[str, str, _Form]]] = {
         *_FAST,
         *((use, f"memory_{use}", format_byte_size) for use in USES),
         ("sum", "memory_bytes", format_byte_size),
+    ),
+    "splits": (
+        ("split", "split", "{}"),
+        ("replicated rows", "replicated_rows", "{:,}"),
+        ("hot-only steps", "hot_only_share", "{:.1%}"),
+        ("hot-only step", "hot_only_all_to_all hot_only_all_reduce", _exchanged),
+        ("mixed step", "mixed_all_to_all mixed_all_reduce", _exchanged),
+        ("mean step", "mean_all_to_all mean_all_reduce", _exchanged),
+        ("leaves a device", "crossing_bytes", _exchanged),
+        ("rows on a device", "memory_bytes", format_byte_size),
     ),
 }
 """By table its columns: the heading, the keys of a flat row, and the form of their values."""

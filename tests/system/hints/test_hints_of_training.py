@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +57,7 @@ from hotset.train.run_folder.files import ReservedRoom, claimed
 from hotset.train.run_log import read_summary
 from hotset.train.spill.row_store import BlockFile
 from hotset.train.spill.run_plan import mapped_zeros
+from hotset.train.torchrec.sharding import codecs_of, plan_sharding, row_uses
 from hotset.workflows import characterise as module
 from hotset.workflows.characterise import Cell, CellFile, CellRun
 
@@ -630,6 +632,44 @@ def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
     hint = hint_of(lambda: resolve(shards, TrainConfig(device="cuda"), 2))
     assert hint == "use --device cpu, or start one process"
     resolve(shards, TrainConfig(device="cpu"), 2)
+
+
+@follows("train/torchrec/sharding.py::codecs_of codecs_of#2")
+@pytest.mark.filterwarnings("ignore")
+def test_torchrec_sends_fp16_where_it_has_no_other_codec() -> None:
+    for exchange in ("bounded:0.03", "bf16"):
+        hint = hint_of(partial(codecs_of, exchange, torch.device("cpu")))
+        assert hint == "use --exchange fp16"
+    if find_spec("torchrec") is not None:
+        assert codecs_of("fp16", torch.device("cpu"))
+
+
+@follows("train/torchrec/sharding.py::plan_sharding")
+@pytest.mark.skipif(find_spec("torchrec") is None, reason="needs TorchRec, see scripts/install-torchrec")
+@pytest.mark.filterwarnings("ignore")
+def test_a_table_that_torchrec_cannot_place_gets_constraints(tmp_path: Path) -> None:
+    from torchrec import EmbeddingCollection, EmbeddingConfig
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.planner import ParameterConstraints
+
+    shards = Shards.open(write_shards(tmp_path / "data"))
+    table = EmbeddingConfig(name="C3", num_embeddings=300, embedding_dim=4, feature_names=["C3"])
+    model = EmbeddingCollection(tables=[table], device=torch.device("meta"))
+
+    def plan(kind: str) -> Any:
+        return plan_sharding(
+            model,
+            [EmbeddingCollectionSharder(fused_params={})],
+            shards,
+            (5, 40, 0),
+            row_uses(shards, 2),
+            device=torch.device("cpu"),
+            optimizer="sgd",
+            constraints={"C3": ParameterConstraints(sharding_types=[kind], compute_kernels=["fused"])},
+        )
+
+    assert "give constraints of your own" in hint_of(partial(plan, "grid_shard"))
+    assert plan("table_wise")
 
 
 @follows("train/ranks/messages.py::check_tables_of_bounds")

@@ -13,13 +13,16 @@ import pytest
 from rich.console import Console
 
 from hotset.pipeline.errors import ByteSize, ConfigError
+from hotset.pipeline.folders.manifest import shards_in
 from hotset.pipeline.runtime.tasks import Resources, num_workers
+from hotset.pipeline.statistics.replication import CHOSEN, DISTINCT, FAE, POOLED, replication_of
+from hotset.stats.replication import Network
 from hotset.stats.step_times import Machine
 from hotset.train.advice import AdviceConfig, MachineSpeeds, advise
 from hotset.workflows.cli import main
 from hotset.workflows.commands.advise import AdviseCommand, show_advice
 from hotset.workflows.machine import cpu_model
-from hotset.workflows.report.sentences import rounded
+from hotset.workflows.report.sentences import rounded, splits_sentence
 from hotset.workflows.report.tables import predicted_bytes, predicted_seconds
 
 SPEEDS = MachineSpeeds(
@@ -211,3 +214,71 @@ def test_the_command_prints_what_the_function_returns(
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(advice))
     assert main(arguments) == 0
     assert "Fast memory of the fastest placement, by use" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--devices", "2"), "--devices needs --engine torchrec"),
+        (("--engine", "torchrec", "--devices", "0"), "--devices must be from 1 to 1024"),
+        (
+            ("--engine", "torchrec", "--batch-size", "64"),
+            "--batch-size changes nothing with --engine torchrec",
+        ),
+        (("--engine", "torchrec", "--link-gbps", "5"), "--link-gbps changes nothing with --engine torchrec"),
+        (("--engine", "torchrec", "--fast-bytes", "1MiB", "2MiB"), "give one size of --fast-bytes"),
+    ],
+)
+def test_options_of_the_other_engine_are_refused(
+    data: Path, options: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["advise", str(data), *options])
+    assert error in capsys.readouterr().err
+
+
+def test_splits_are_compared_without_training(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["advise", str(data), "--engine", "torchrec"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("chosen split", "all sharded, distinct", "all sharded ", "FAE: all hot rows"):
+        assert shown.count(f"\n{name} ") == 3
+    assert [f"On {number} devices" in shown for number in (2, 4, 8)] == [True] * 3
+    # A file of speeds has those between devices if somebody wrote them into it.
+    replace(SPEEDS, exchange_seconds=5e-4).write(tmp_path / "machine.json")
+    command = ["advise", str(data), "--engine", "torchrec", "--devices", "4", "--fast-bytes", "64MiB"]
+    assert main([*command, "--speeds", str(tmp_path / "machine.json"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["network"]["exchange_seconds"] == 5e-4
+    network = Network(exchange_seconds=5e-4)
+    wanted = replication_of(shards_in(data), (4,), device_bytes=64 << 20, network=network)
+    assert found["devices"] == json.loads(json.dumps(wanted))
+
+
+def split_row(**changes: float) -> dict[str, Any]:
+    """Return a comparison in which FAE's rule takes twice the time and saves half of the steps."""
+    seconds = {CHOSEN: 0.9e-4, DISTINCT: 1e-4, POOLED: 3e-4, FAE: 2e-4} | changes
+    splits = [
+        {"split": name, "step_seconds": each, "hot_only_share": 0.5 if name == FAE else 0.0}
+        for name, each in seconds.items()
+    ]
+    return {"devices": 8, "splits": splits}
+
+
+def test_a_verdict_says_whether_the_split_pays() -> None:
+    pays = splits_sentence(split_row(), Network())
+    assert pays.startswith("On 8 devices the chosen split saves 10.0% of the bytes that leave a device.")
+    # FAE's rule takes 110 µs more for half of the steps.
+    assert (
+        "makes 50% of the steps hot-only. That pays if the all-to-alls of a step take more than 220 µs"
+        in pays
+    )
+    fails = splits_sentence(split_row(**{CHOSEN: 0.999e-4}), Network())
+    assert fails.startswith("On 8 devices the split does not pay: it saves 0.1% of the bytes that leave")
+    slow = splits_sentence(split_row(**{FAE: 0.5e-4}), Network(exchange_seconds=1e-4))
+    assert slow == "On 8 devices the chosen split saves 10.0% of the time of the exchange."
+    assert splits_sentence({"devices": 1, "splits": []}, Network()).startswith(
+        "A single device exchanges nothing"
+    )
