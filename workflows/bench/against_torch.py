@@ -45,9 +45,29 @@ from ..library import preprocess
 from .harness import Facts, new_log, new_parser, new_run, run_script, scratch_folder, tell
 
 DIM = 16
-"""Width of the rows. The layers below are those of hotset for it."""
-BOTTOM, TOP = (512, 256, 64), (512, 256)
+"""Width of the rows."""
 CROSS_LAYERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The hidden layers of both models, of either program."""
+
+    bottom: tuple[int, ...]
+    """Widths of DLRM's layers before the interaction."""
+    top: tuple[int, ...]
+    """Widths of its layers after it, and of the deep network of DCN V2."""
+    cross_rank: int | None
+    """Rank of the matrices of DCN V2's cross layers; None: they are full."""
+
+    def settings(self, model: str) -> dict[str, Any]:
+        """Return the settings of hotset for a model."""
+        if model == "dcnv2":
+            return {"model": model, "top_mlp": self.top, "cross_rank": self.cross_rank}
+        return {"model": model, "bottom_mlp": self.bottom, "top_mlp": self.top}
+
+
+LAYERS = {"kaggle": Layers((512, 256, 64), (512, 256), None), "small": Layers((64,), (64,), 32)}
 RECIPES = {
     # Adagrad for rows and Adam for the dense layers; Adam for all, as FuxiCTR has it; SGD for all, as DLRM.
     "adagrad": TrainConfig(embedding_optimizer="adagrad", threads=1),
@@ -108,6 +128,7 @@ PARSER = new_parser(__spec__, __doc__)
 PARSER.add_argument("--data", type=Path, help="raw Criteo log, the one called real")
 PARSER.add_argument("--logs", nargs="+", choices=LOGS, default=["small", "kaggle", "sparse"])
 PARSER.add_argument("--models", nargs="+", choices=("dlrm", "dcnv2"), default=["dlrm", "dcnv2"])
+PARSER.add_argument("--layers", choices=LAYERS, default="kaggle", help="widths, by hotset's preset")
 PARSER.add_argument("--optimizers", nargs="+", choices=RECIPES, default=["adagrad", "adam"])
 PARSER.add_argument("--programs", nargs="+", choices=(*HOTSET, *PROGRAMS), default=["hotset", "torch"])
 PARSER.add_argument("--seeds", type=int, choices=range(2, 11), default=5, help="number of seeds")
@@ -133,13 +154,17 @@ def measure(options: argparse.Namespace) -> Facts:
                 finished.add(case, seed, logs[log].scores_of(program, model, optimizer, seed))
         facts: Facts = {"logs": {name: data.facts() for name, data in logs.items()}}
     facts["recipes"] = {name: asdict(config.optimizers("")) for name, config in RECIPES.items()}
-    facts["cases"] = []
-    for optimizer, model, log in product(options.optimizers, options.models, options.logs):
-        scores = {
-            program: [finished.scores[optimizer, model, log, program, seed] for seed in range(options.seeds)]
-            for program in options.programs
-        }
-        facts["cases"].append({"log": log, "model": model, "optimizer": optimizer} | summary(scores))
+    facts |= {"cases": [], "together": {}}
+    for optimizer in options.optimizers:
+        cases = [
+            {"log": log, "model": model, "optimizer": optimizer}
+            | summary(
+                {name: finished.of([optimizer, model, log, name], options.seeds) for name in options.programs}
+            )
+            for model, log in product(options.models, options.logs)
+        ]
+        facts["cases"] += cases
+        facts["together"][optimizer] = together(cases)
     return facts
 
 
@@ -154,6 +179,10 @@ class Finished:
     def has(self, case: Sequence[str], seed: int) -> bool:
         """Return whether a training is finished."""
         return (*case, seed) in self.scores
+
+    def of(self, case: Sequence[str], num_seeds: int) -> list[Scores]:
+        """Return the scores of a training with each seed."""
+        return [self.scores[*case, seed] for seed in range(num_seeds)]
 
     def add(self, case: Sequence[str], seed: int, scores: Scores) -> None:
         """Keep the scores of a training."""
@@ -178,6 +207,16 @@ def summary(scores: dict[str, list[Scores]]) -> Facts:
     return found
 
 
+def together(cases: Sequence[Facts]) -> Facts:
+    """Return differences from the first program, of the means over cases by seed."""
+    found: Facts = {}
+    for score in ("auc", "log_loss"):
+        names = list(cases[0][score])
+        means = {name: np.mean([case[score][name] for case in cases], axis=0) for name in names}
+        found[score] = {name: interval((means[name] - means[names[0]]).tolist()) for name in names[1:]}
+    return found
+
+
 def interval(differences: Sequence[float]) -> Facts:
     """Return the mean of differences and the bounds of its interval."""
     mean = fmean(differences)
@@ -197,6 +236,7 @@ class Data:
     def __init__(self, folder: Path, name: str, options: argparse.Namespace) -> None:
         folder.mkdir()
         self.log = LOGS[name]
+        self._layers = LAYERS[options.layers]
         self._folder = folder
         self._raw, eval_fraction = options.data, 0.2
         if name != "real":
@@ -233,7 +273,8 @@ class Data:
 
     def scores_of(self, program: str, model: str, optimizer: str, seed: int) -> Scores:
         """Train a program; return its scores of the test part."""
-        config = replace(RECIPES[optimizer], model=model, seed=seed, epochs=self.log.epochs)
+        settings = self._layers.settings(model)
+        config = replace(RECIPES[optimizer], seed=seed, epochs=self.log.epochs, **settings)
         if program in PROGRAMS:
             return train_torch(self, PROGRAMS[program], config)
         out = new_run(self._folder)
@@ -287,14 +328,15 @@ class Net(nn.Module):
     """The tables of a model, and its parameters by kind.
 
     Args:
+        config: its hidden layers.
         num_dense: dense features, which may be none.
         rows: of each table.
         is_sparse: whether gradients of tables are sparse tensors.
     """
 
-    def __init__(self, num_dense: int, rows: Sequence[int], is_sparse: bool) -> None:
+    def __init__(self, config: TrainConfig, num_dense: int, rows: Sequence[int], is_sparse: bool) -> None:
         super().__init__()
-        self.num_dense = num_dense
+        self.top_widths = config.top_mlp or ()
         self.tables: Any = nn.ModuleList(nn.Embedding(count, DIM, sparse=is_sparse) for count in rows)
 
     def look_up(self, ids_BF: torch.Tensor) -> torch.Tensor:
@@ -309,12 +351,12 @@ class Net(nn.Module):
 class PlainDlrm(Net):
     """DLRM: the products of all pairs of embeddings and the output of a bottom MLP."""
 
-    def __init__(self, num_dense: int, rows: Sequence[int], is_sparse: bool) -> None:
-        super().__init__(num_dense, rows, is_sparse)
+    def __init__(self, config: TrainConfig, num_dense: int, rows: Sequence[int], is_sparse: bool) -> None:
+        super().__init__(config, num_dense, rows, is_sparse)
         num_vectors = len(rows) + (1 if num_dense else 0)
         num_pairs = num_vectors * (num_vectors - 1) // 2
-        self.bottom = _mlp([num_dense, *BOTTOM, DIM]) if num_dense else None
-        self.top = _mlp([num_pairs + (DIM if num_dense else 0), *TOP, 1])[:-1]
+        self.bottom = _mlp([num_dense, *(config.bottom_mlp or ()), DIM]) if num_dense else None
+        self.top = _mlp([num_pairs + (DIM if num_dense else 0), *self.top_widths, 1])[:-1]
 
     def forward(self, dense_BK: torch.Tensor, ids_BF: torch.Tensor) -> torch.Tensor:
         """Return (B,) logits."""
@@ -332,11 +374,17 @@ class PlainDlrm(Net):
 class PlainDcn(Net):
     """DCN V2: a cross network, then a deep one, then a linear layer."""
 
-    def __init__(self, num_dense: int, rows: Sequence[int], is_sparse: bool) -> None:
-        super().__init__(num_dense, rows, is_sparse)
+    def __init__(self, config: TrainConfig, num_dense: int, rows: Sequence[int], is_sparse: bool) -> None:
+        super().__init__(config, num_dense, rows, is_sparse)
         width = num_dense + DIM * len(rows)
-        self.cross = nn.ModuleList(nn.Linear(width, width) for _ in range(CROSS_LAYERS))
-        self.deep = _mlp([width, *TOP, 1])[:-1]
+        rank = config.cross_rank
+        self.cross = nn.ModuleList(
+            nn.Linear(width, width)
+            if rank is None
+            else nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
+            for _ in range(CROSS_LAYERS)
+        )
+        self.deep = _mlp([width, *self.top_widths, 1])[:-1]
 
     def forward(self, dense_BK: torch.Tensor, ids_BF: torch.Tensor) -> torch.Tensor:
         """Return (B,) logits."""
@@ -363,8 +411,9 @@ def draw_values(net: Net, *, as_fuxictr: bool) -> None:
     for name, layer in net.named_modules():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_normal_(layer.weight)
-            has_zeros = as_fuxictr or name.startswith("cross")
-            layer.bias.normal_(std=0 if has_zeros else math.sqrt(1 / layer.out_features))
+            if layer.bias is not None:
+                has_zeros = as_fuxictr or name.startswith("cross")
+                layer.bias.normal_(std=0 if has_zeros else math.sqrt(1 / layer.out_features))
 
 
 def train_torch(data: Data, program: Program, config: TrainConfig) -> Scores:
@@ -374,7 +423,8 @@ def train_torch(data: Data, program: Program, config: TrainConfig) -> Scores:
     # Rows without a gradient stay as they are under SGD and Adagrad, so sparse gradients do the same and are
     # quicker. Under Adam such rows move on.
     is_sparse = chosen.embedding_optimizer != "adam"
-    net = (PlainDlrm if config.model == "dlrm" else PlainDcn)(data.shards.num_dense, data.rows, is_sparse)
+    build = PlainDlrm if config.model == "dlrm" else PlainDcn
+    net = build(config, data.shards.num_dense, data.rows, is_sparse)
     draw_values(net, as_fuxictr=program.values == "fuxictr")
     if program.values == "hotset":
         take_values_of_hotset(net, data.shards, config)

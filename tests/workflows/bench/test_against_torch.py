@@ -15,17 +15,23 @@ BOTH = "torch, both of hotset"
 
 
 def run(out: Path, *words: str) -> dict[str, Any]:
-    words = ("--seeds", "2", "--train-samples", "3000", "--test-samples", "2000", "--logs", "small", *words)
-    arguments = [*words, "--out", str(out / "result.json"), "--scratch", str(out)]
+    sizes = ("--seeds", "2", "--train-samples", "3000", "--test-samples", "2000", "--logs", "small")
+    arguments = [*sizes, *words, "--out", str(out / "result.json"), "--scratch", str(out)]
     assert harness.run_script(against_torch.PARSER, against_torch.measure, arguments) == 0
     found: dict[str, Any] = json.loads((out / "result.json").read_text())
     return found
 
 
+@pytest.mark.parametrize("layers", [pytest.param("kaggle", marks=pytest.mark.slow), "small"])
 @pytest.mark.parametrize("model", ["dlrm", "dcnv2"])
-def test_with_values_and_batches_of_hotset_torch_reaches_its_scores(model: str, tmp_path: Path) -> None:
-    programs = ("--programs", "hotset", BOTH, "--optimizers", "adagrad", "--models", model)
-    (case,) = run(tmp_path, *programs)["cases"]
+def test_torch_with_values_and_batches_of_hotset_reaches_its_scores(
+    model: str, layers: str, tmp_path: Path
+) -> None:
+    programs = ("--programs", "hotset", BOTH, "--optimizers", "adagrad")
+    found = run(tmp_path, *programs, "--models", model, "--layers", layers)
+    (case,) = found["cases"]
+    # Of one case alone, the difference of all cases together is its own.
+    assert found["together"]["adagrad"]["auc"][BOTH] == case["auc_difference"][BOTH]
     # The order of additions differs, and the last batch, which hotset divides by the full size.
     np.testing.assert_allclose(case["auc"]["hotset"], case["auc"][BOTH], atol=3e-3)
     np.testing.assert_allclose(case["log_loss"]["hotset"], case["log_loss"][BOTH], atol=3e-3)
