@@ -37,7 +37,7 @@ from .build_model import (
     warn_of_probabilities,
 )
 from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig
-from .data.batch import MicroBatches
+from .data.batch import MicroBatches, with_histories
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from .data.shards import Shards
 from .dense.dense_step import DenseStep, GraphStep, TiledStep, build_dense_step
@@ -102,8 +102,6 @@ def build_trainer(
     shards = with_options(shards, config)
     config = resolve(shards, config, ranks.num_ranks)
     chosen_model = choose_model(config, shards.embedding_dim)
-    if chosen_model.kind == "tbsm":
-        shards = shards.with_histories(chosen_model.history_length + 1)
     marks_rows = tracks_changes or start is not None
     tools = build_tools(shards, config, ranks, spill_folder, device_api, marks_rows=marks_rows)
     # Rows on the host are the work of all threads; a GPU takes its work from one.
@@ -115,6 +113,7 @@ def build_trainer(
     objective = _build_objective(shards, config, answers, loss_source)
     layers = (shards, config, chosen_model, tools, threads)
     model, dense = _build_dense_layers(*layers, build_sums, objective, answers.labels, model_source)
+    shards = shards.with_histories(model.histories) if model.histories else shards
     embeddings = _build_rows(shards, config, tools, ranks, coded, start)
     predictor = Predictor(
         shards, dense, embeddings, tools.meter, tools.folder, ranks, answers, config.negative_rate
@@ -232,7 +231,8 @@ def _build_dense_layers(
         if objective is None and has_fused_layers(config, shards, model, tools.device_api):
             return model, GraphStep(model, tools.micro_batches, config.seed, dtype)
     step = build_dense_step(model, tools.micro_batches, threads, dtype, config.seed, build_sums, objective)
-    return model, pooled_step(step, chosen, shards.tables)
+    tables = with_histories(shards.tables, model.histories)
+    return model, pooled_step(step, model, chosen.pooling, tables)
 
 
 def _build_objective(

@@ -2,9 +2,14 @@
 
 A user's module is any ``torch.nn.Module`` with ``forward(dense, embeddings)``: dense features (B, K) float32
 and a dictionary from the name of each feature to its embeddings (B, D) float32, in their order; it
-returns (B,) logits, or for several labels (B, L), in the order of ``inputs.labels``. A class attribute
-``per_sample = True`` says that each logit depends on its sample alone, so that batches may be computed in
-tiles on several threads.
+returns (B,) logits, or for several labels (B, L), in the order of ``inputs.labels``. An attribute
+``per_sample = True``, of the class or set by its constructor, says that each logit depends on its sample
+alone, so that batches may be computed in tiles on several threads.
+
+With an attribute ``histories``, a dictionary from list features to the elements of their longest list, it has
+``forward(dense, embeddings, lengths)``. The embeddings of such a feature with up to T elements are (B, T, D):
+a list ends with the last of them, and those before it are zero. ``lengths`` is a dictionary from these
+features to the elements of each sample, (B,) int64.
 
 A user's loss is a ``function(logits, labels, weights)`` of float32 tensors, (B,) for one label and (B, L) for
 several. It returns the loss of each sample, (B,), or of each sample and label, (B, L), with the weights
@@ -24,7 +29,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +41,7 @@ from torch import nn
 from ..pipeline.errors import ConfigError, HotsetError, first_line, system_fault
 from ..pipeline.folders.totals import multi_hot
 from ..pipeline.schema.schema import nearest
-from .config import ModelConfig
+from .config import MOST_HISTORY, ModelConfig, Pooling
 from .data.batch import EmbeddingTable
 from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, set_mode
 from .model.dlrm import Dlrm
@@ -160,7 +165,9 @@ def _place_of(error: Exception) -> str:
 
 
 PER_SAMPLE = "per_sample"
-"""Class attribute by which a module says that its samples do not depend on each other."""
+"""Attribute by which a module says that its samples do not depend on each other."""
+HISTORIES = "histories"
+"""Attribute by which it names the lists whose elements it takes one by one."""
 _LARGE = 1e3
 """Factor of the inputs by which logits leave the range of probabilities."""
 _TRIED_SAMPLES = 7
@@ -168,7 +175,11 @@ _TRIED_SAMPLES = 7
 
 
 class UserModel(DenseModel):
-    """Calls a user's module with embeddings by table; weights are called ``module.NAME``."""
+    """Calls a user's module with embeddings by table; weights are called ``module.NAME``.
+
+    Raises:
+        ConfigError: the module asks for histories that there are not.
+    """
 
     def __init__(self, module: nn.Module, name: str, inputs: ModelInputs) -> None:
         super().__init__()
@@ -178,13 +189,19 @@ class UserModel(DenseModel):
         self.num_logits = inputs.num_logits
         self.is_per_sample = bool(getattr(module, PER_SAMPLE, False))
         self._widths = tables_by_dim(inputs.table_dims)
+        self.histories = _histories_of(module, name, inputs)
+        self.counts = [self.histories.get(table.name, 1) for table in inputs.tables]
+        """Embeddings that a sample has of each feature."""
 
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         num_samples = dense_BK.shape[0]
         batch = f"a batch of {num_samples} sample{'' if num_samples == 1 else 's'}"
         # User code runs inside, so its exceptions are reported as such.
         with explained(f"the model {self.name}, on {batch},"):
-            logits = self.module(dense_BK, self._by_table(embeddings))
+            if self.histories:
+                logits = self._with_histories(dense_BK, embeddings)
+            else:
+                logits = self.module(dense_BK, self._by_table(embeddings))
         # Anything but one logit per sample and label is refused; a column is the usual mistake and gets a
         # hint that names the fix.
         wanted = (num_samples,) if self.num_logits == 1 else (num_samples, self.num_logits)
@@ -207,6 +224,44 @@ class UserModel(DenseModel):
             found |= dict(zip(tables, emb_BFd.unbind(1), strict=True))
         return {table.name: found[number] for number, table in enumerate(self.inputs.tables)}
 
+    def _with_histories(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> Any:
+        """Call a module of histories, whose lengths follow the dense features."""
+        found: dict[int, torch.Tensor] = {}
+        for tables, emb_BSd in zip(self._widths.values(), embeddings, strict=True):
+            parts = torch.split(emb_BSd, [self.counts[table] for table in tables], dim=1)
+            found |= dict(zip(tables, parts, strict=True))
+        by_name = {
+            table.name: found[number] if table.name in self.histories else found[number].squeeze(1)
+            for number, table in enumerate(self.inputs.tables)
+        }
+        num_dense = self.inputs.num_dense
+        lengths = dict(zip(self.histories, dense_BK[:, num_dense:].long().unbind(1), strict=True))
+        return self.module(dense_BK[:, :num_dense], by_name, lengths)
+
+
+def _histories_of(module: nn.Module, name: str, inputs: ModelInputs) -> dict[str, int]:
+    """Return the histories that a module asks for, in the order of features."""
+    given = getattr(module, HISTORIES, None)
+    if given is None:
+        return {}
+    what = f"{HISTORIES} of the model {name}"
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{what} is {given!r}, want the longest list of each feature",
+            hint='write it like histories = {"items": 50}',
+        )
+    lists = [table.name for table in inputs.tables if table.is_multi_hot]
+    for feature, length in given.items():
+        if feature not in lists:
+            known = ", ".join(lists) or "none"
+            raise ConfigError(
+                f"{what} names {feature!r}, and the list features of the log are: {known}",
+                hint=nearest(str(feature), lists) or "describe it as a list in the schema: list = true",
+            )
+        if not isinstance(length, int) or not 1 <= length <= MOST_HISTORY:
+            raise ConfigError(f"{what} has {length!r} elements of {feature}, want 1 to {MOST_HISTORY}")
+    return {feature: int(given[feature]) for feature in lists if feature in given}
+
 
 def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> None:
     """Pass a made-up batch through a module, which also gives lazy layers their sizes.
@@ -219,7 +274,7 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         HotsetError: the module fails, returns something else than logits, or is not what its ``per_sample``
             says.
     """
-    dense_BK, embeddings = _made_up_batch(model.inputs)
+    dense_BK, embeddings = _made_up_batch(model)
     for each in (dense_BK, *embeddings):
         each.requires_grad_()
     with torch.random.fork_rng([]):
@@ -262,31 +317,43 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         _refuse_dependent_samples(model, logit_B, [dense_BK, *embeddings], draws=draws, changed=changed)
 
 
-def _made_up_batch(inputs: ModelInputs) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return dense values and embeddings; no random number of the run is drawn."""
+def _made_up_batch(model: UserModel, scale: float = 1.0) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return dense values and embeddings, times a scale; no random number of the run is drawn.
+
+    Histories are of all lengths, the first one empty and the next whole.
+    """
     generator = torch.Generator().manual_seed(0)
+    inputs = model.inputs
     dense_BK = torch.rand(
         _TRIED_SAMPLES, inputs.num_dense, generator=generator, dtype=torch.float32, device="cpu"
     )
-    embeddings = [
-        torch.rand(
-            _TRIED_SAMPLES, len(tables), dim, generator=generator, dtype=torch.float32, device="cpu"
+    samples_B = torch.arange(_TRIED_SAMPLES, dtype=torch.int64, device="cpu")
+    lengths = {name: -samples_B % (longest + 1) for name, longest in model.histories.items()}
+    embeddings = []
+    for dim, tables in tables_by_dim(inputs.table_dims).items():
+        counts = [model.counts[table] for table in tables]
+        emb_BSd = torch.rand(
+            _TRIED_SAMPLES, sum(counts), dim, generator=generator, dtype=torch.float32, device="cpu"
         ).sub_(0.5)
-        for dim, tables in tables_by_dim(inputs.table_dims).items()
-    ]
-    return dense_BK, embeddings
+        for table, part_BTd in zip(tables, torch.split(emb_BSd, counts, dim=1), strict=True):
+            name = inputs.tables[table].name
+            if name in lengths:
+                places_T = torch.arange(part_BTd.shape[1], dtype=torch.int64, device="cpu")
+                part_BTd[places_T < part_BTd.shape[1] - lengths[name].unsqueeze(1)] = 0
+        embeddings.append(emb_BSd * scale)
+    of_lists = [length_B.float().unsqueeze(1) for length_B in lengths.values()]
+    return torch.cat([dense_BK * scale, *of_lists], dim=1), embeddings
 
 
 def warn_of_probabilities(model: DenseModel) -> None:
     """Warn where all outputs of a user's module are from 0 to 1, however large its inputs are."""
     if not isinstance(model, UserModel):
         return
-    dense_BK, embeddings = _made_up_batch(model.inputs)
     found = []
     set_mode(model, is_training=False)
     with torch.random.fork_rng([]), torch.no_grad(), suppress(HotsetError):
         for scale in (1, _LARGE, -_LARGE):
-            found.append(model.logits(dense_BK * scale, [emb_BFd * scale for emb_BFd in embeddings]))
+            found.append(model.logits(*_made_up_batch(model, scale)))
     if len(found) == 3 and all(bool(((each >= 0) & (each <= 1)).all()) for each in found):
         _log.warning(
             "the model %s seems to return probabilities: all outputs of a trial are from 0 to 1; "
@@ -375,21 +442,37 @@ def build_model(
 
         are_histories = tuple(table.is_multi_hot for table in inputs.tables)
         dims = (inputs.embedding_dim, inputs.table_dims)
-        return Tbsm(TbsmShape(inputs.num_dense, *dims, are_histories, config, inputs.num_logits), seed)
+        model = Tbsm(TbsmShape(inputs.num_dense, *dims, are_histories, config, inputs.num_logits), seed)
+        lists = [table.name for table in inputs.tables if table.is_multi_hot]
+        model.histories = dict.fromkeys(lists, model.shape.num_elements)
+        return model
     chosen = model_source or import_class(config.name)
     module = build_module(chosen, config.name, seed, inputs, **config.keyword_arguments())
-    model = UserModel(module, config.name, inputs)
-    try_model(model, seed, least_samples)
-    return model
+    own = UserModel(module, config.name, inputs)
+    try_model(own, seed, least_samples)
+    return own
 
 
-def pooled_step(step: DenseStep, config: ModelConfig, tables: Sequence[EmbeddingTable]) -> DenseStep:
-    """Return the step of a model on embeddings pooled as ``config`` says."""
-    if config.kind == "tbsm":
-        return HistoryStep(step, tables)
-    if config.pooling == "mean" and multi_hot(tables):
-        return MeanPooling(step, tables)
-    return step
+def pooled_step(
+    step: DenseStep, model: DenseModel, pooling: Pooling, tables: Sequence[EmbeddingTable]
+) -> DenseStep:
+    """Return the step of a model on embeddings pooled as it and ``pooling`` say.
+
+    Args:
+        tables: with the histories of the model.
+
+    Raises:
+        ConfigError: there are lists, and none that is pooled.
+    """
+    lists = multi_hot(tables)
+    if pooling == "mean" and lists:
+        if all(feature.name in model.histories for feature in lists):
+            raise ConfigError(
+                "--pooling decides nothing: the model takes the elements of all lists one by one",
+                hint="leave --pooling out",
+            )
+        step = MeanPooling(step, tables)
+    return HistoryStep(step, tables, are_equal=model.has_equal_histories) if model.histories else step
 
 
 Predicts = Literal["probability", "value"]

@@ -211,14 +211,13 @@ def load_model(
         HotsetError: the weights are damaged, or not those that the config describes.
     """
     # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
-    chosen = config.dense_model
     model = load_dense_layers(run, config, weights, model_source).to(device)
-    if chosen.kind == "tbsm":
+    if model.histories:
         _refuse_other_lists(run, config, tables)
-        tables = with_histories(tables, chosen.history_length + 1)
+        tables = with_histories(tables, model.histories)
     workers = WorkThreads(threads or config.threads)
     step = build_dense_step(model, MicroBatches(batch_size), workers, config.dense_dtype)
-    dense = pooled_step(step, chosen, tables)
+    dense = pooled_step(step, model, config.dense_model.pooling, tables)
     tools = RowTools(
         device=device, meter=Meter(device), threads=workers, micro_batches=MicroBatches(batch_size)
     )

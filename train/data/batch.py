@@ -59,29 +59,29 @@ class EmbeddingTable:
     embedding_dim: int
     is_multi_hot: bool = False
     """Whether samples may look it up other than once."""
-    history_length: int | None = None
-    """Elements of its longest history, of which each keeps its embedding; None: those of a bag are added."""
+    histories: tuple[tuple[str, int], ...] = ()
+    """Features, of any table, whose lists are histories, and the elements of the longest."""
     features: tuple[TableFeature, ...] = ()
     """Features that look up in it; empty where that is the one of its name alone."""
     is_frozen: bool = False
     """Whether no step changes its rows."""
 
     @property
-    def is_history(self) -> bool:
-        """Whether each element of a list keeps its embedding."""
-        return self.is_multi_hot and self.history_length is not None
+    def history_length(self) -> int | None:
+        """Most elements of a feature's history, of which each keeps its embedding; None: they are added."""
+        return dict(self.histories).get(self.name) if self.is_multi_hot else None
 
     @property
     def num_embeddings_of_sample(self) -> int:
-        """Embeddings that a sample has of one feature of this table."""
-        return (self.is_history and self.history_length) or 1
+        """Embeddings that a sample has of a feature."""
+        return self.history_length or 1
 
 
-def with_histories(tables: Sequence[EmbeddingTable], num_elements: int) -> tuple[EmbeddingTable, ...]:
-    """Return tables whose bags are histories of at most so many elements, the candidate among them."""
-    return tuple(
-        replace(table, history_length=num_elements) if table.is_multi_hot else table for table in tables
-    )
+def with_histories(
+    tables: Sequence[EmbeddingTable], histories: Mapping[str, int]
+) -> tuple[EmbeddingTable, ...]:
+    """Return tables whose lists of these features are histories of at most so many elements."""
+    return tuple(replace(table, histories=tuple(histories.items())) for table in tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +209,7 @@ class IdReader:
         counts_F = [feature.num_embeddings_of_sample for feature in self._chosen]
         *firsts, self.num_bags = np.cumsum([0, *counts_F]).tolist()
         self._first_bags_F = np.array(firsts, np.int64)
+        self._longest_F = [feature.history_length for feature in self._chosen]
         tables_F = np.repeat(for_features(own, range(len(chosen))), counts_F)
         self._tables_F = None if np.array_equal(tables_F, np.arange(len(chosen))) else tables_F
         # A sample has one lookup in each table: what is read are rows of a matrix.
@@ -258,7 +259,7 @@ class IdReader:
             return BatchIds(ids_N, bags_N, num_samples, num_features)
         first_bags_P = self._first_bags(lengths_BF).reshape(-1)
         # Elements of a history go to successive bags, those of other features to one.
-        is_history_F = [feature.is_history for feature in self._chosen]
+        is_history_F = [longest is not None for longest in self._longest_F]
         is_history_N = np.tile(is_history_F, num_samples)[bags_N]
         elements_N = np.where(is_history_N, np.arange(ids_N.size) - starts_P[bags_N], 0)
         bags_N = first_bags_P[bags_N] + elements_N
@@ -275,18 +276,18 @@ class IdReader:
         num_samples = lengths_BF.shape[0]
         samples_B1 = np.arange(num_samples, dtype=np.int64)[:, None]
         firsts_BF: NDArray[np.int64] = samples_B1 * self.num_bags + self._first_bags_F
-        for number, feature in enumerate(self._chosen):
-            if not feature.is_history or feature.history_length is None:
+        for number, most in enumerate(self._longest_F):
+            if most is None:
                 continue
             longest = int(lengths_BF[:, number].max(initial=0))
-            if longest > feature.history_length:
+            if longest > most:
                 raise ShardError(
-                    f"a sample has {longest} elements in {feature.name}, and the model takes "
-                    f"{feature.history_length} at most, the candidate among them",
-                    hint=f"train with --model-args '{{\"history_length\": {longest - 1}}}', "
-                    "or shorten the lists of the log",
+                    f"a sample has {longest} elements in {self._chosen[number].name}, and the model takes "
+                    f"{most} at most",
+                    hint=f"give tbsm --model-args '{{\"history_length\": {longest - 1}}}', or a class of "
+                    "your own longer histories, or shorten the lists of the log",
                 )
-            firsts_BF[:, number] += feature.history_length - lengths_BF[:, number]
+            firsts_BF[:, number] += most - lengths_BF[:, number]
         return firsts_BF
 
 

@@ -18,7 +18,7 @@ import copy
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -233,10 +233,10 @@ class Shards:
         other.__dict__["num_training_samples"] = sum(other.training_sizes)
         return other
 
-    def with_histories(self, num_elements: int) -> Shards:
-        """Return shards with the same batches, whose lists of up to ``num_elements`` are histories."""
+    def with_histories(self, histories: Mapping[str, int]) -> Shards:
+        """Return shards with the same batches, whose lists of these features are histories."""
         other = copy.copy(self)
-        other.tables = with_histories(self.tables, num_elements)
+        other.tables = with_histories(self.tables, histories)
         return other
 
     def column_of(self, label: str) -> str:

@@ -483,13 +483,14 @@ class MeanPooling:
         features = by_feature(tables)
         lists = [number for number, feature in enumerate(features) if feature.is_multi_hot]
         widths = tables_by_dim([feature.embedding_dim for feature in features])
-        # Where each multi-hot feature is: its width, its position there, and that of its bags in a batch.
-        self._places = [
-            (width, position, lists.index(feature))
-            for width, numbers in enumerate(widths.values())
-            for position, feature in enumerate(numbers)
-            if feature in lists
-        ]
+        # Where each feature with bags is: its width, its position there, and that of its bags in a batch.
+        self._places: list[tuple[int, int, int]] = []
+        for width, numbers in enumerate(widths.values()):
+            position = 0
+            for number in numbers:
+                if number in lists and features[number].history_length is None:
+                    self._places.append((width, position, lists.index(number)))
+                position += features[number].num_embeddings_of_sample
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         means = self._divided([emb_BFd.detach().clone() for emb_BFd in embeddings], batch)
@@ -518,18 +519,22 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class HistoryStep:
-    """A step whose model sees one more dense feature, the elements of each sample.
+    """A step whose model sees how many elements the histories of each sample have, as dense features.
 
     Args:
         step: that of the model.
         tables: all tables of the shards.
+        are_equal: whether those of a sample have one length, which is a single feature then.
     """
 
-    def __init__(self, step: DenseStep, tables: Sequence[EmbeddingTable]) -> None:
+    def __init__(self, step: DenseStep, tables: Sequence[EmbeddingTable], *, are_equal: bool) -> None:
         self.dtype: DenseDtype = step.dtype
         self.objective = step.objective
         self._step = step
-        self._names = [feature.name for feature in multi_hot(tables)]
+        # Lists of a batch that are histories, and their names.
+        lists = [(number, feature) for number, feature in enumerate(multi_hot(tables))]
+        self._histories = [(number, each.name) for number, each in lists if each.history_length is not None]
+        self._are_equal = are_equal
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         return self._step.train(self._with_lengths(batch), embeddings, step)
@@ -538,19 +543,22 @@ class HistoryStep:
         return self._step.predict(self._with_lengths(batch), embeddings)
 
     def _with_lengths(self, batch: Batch) -> Batch:
-        lengths_B1 = torch.from_numpy(self._lengths(batch)).to(batch.dense_BK).unsqueeze(1)
-        return replace(batch, dense_BK=torch.cat([batch.dense_BK, lengths_B1], dim=1))
+        lengths_BH = np.stack([np.diff(batch.bags[bag].offsets_B1) for bag, _ in self._histories], axis=1)
+        if self._are_equal:
+            self._refuse_differing(lengths_BH)
+            lengths_BH = lengths_BH[:, :1]
+        lengths = torch.from_numpy(lengths_BH).to(batch.dense_BK)
+        return replace(batch, dense_BK=torch.cat([batch.dense_BK, lengths], dim=1))
 
-    def _lengths(self, batch: Batch) -> NDArray[np.int32]:
-        """(B,); raises HotsetError where the histories of a sample have different lengths."""
-        first, *others = (np.diff(bags.offsets_B1) for bags in batch.bags)
-        for name, lengths_B in zip(self._names[1:], others, strict=True):
-            differing = np.flatnonzero(lengths_B != first)
-            if differing.size:
-                sample = differing[0]
-                raise HotsetError(
-                    f"a sample has {first[sample]} elements in {self._names[0]} and {lengths_B[sample]} in "
-                    f"{name}: the histories of a sample are of one length, element by element",
-                    hint="mend the lists of the log, empty elements for missing values included",
-                )
-        return first
+    def _refuse_differing(self, lengths_BH: NDArray[np.int32]) -> None:
+        """Raise HotsetError where the histories of a sample have different lengths."""
+        differing = np.argwhere(lengths_BH != lengths_BH[:, :1])
+        if differing.size:
+            sample, number = differing[0]
+            names = [name for _, name in self._histories]
+            found = lengths_BH[sample]
+            raise HotsetError(
+                f"a sample has {found[0]} elements in {names[0]} and {found[number]} in {names[number]}: "
+                "the histories of a sample are of one length, element by element",
+                hint="mend the lists of the log, empty elements for missing values included",
+            )

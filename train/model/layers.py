@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -43,14 +43,22 @@ class DenseModel(nn.Module):
     num_logits = 1
     """Logits of a sample: one for each label."""
 
+    histories: Mapping[str, int] = {}
+    """List features whose elements it takes one by one, and the elements of the longest; see `logits`."""
+
+    has_equal_histories = False
+    """Whether the histories of a sample have one length."""
+
     @abstractmethod
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (B,) logits, or (B, L) for several labels.
 
         Args:
-            dense_BK: (B, K) float32; K is 0 without dense features.
+            dense_BK: (B, K) float32; K is 0 without dense features. A model of histories also gets the
+                elements of each in a sample, in the order of features; those of one where all are equal.
             embeddings: (B, F, d) float32 of each table group, widths in the order of their first table and
-                tables of a width in theirs, as `tables_by_dim` lists them.
+                tables of a width in theirs, as `tables_by_dim` lists them. A history of up to T elements has
+                T of them: it ends with the last, and those that a shorter one lacks are zero.
         """
 
 

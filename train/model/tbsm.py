@@ -82,6 +82,8 @@ class Tbsm(DenseModel):
         ShardError: the shards have no list-valued feature.
     """
 
+    has_equal_histories = True
+
     def __init__(self, shape: TbsmShape, seed: int) -> None:
         super().__init__()
         if not any(shape.are_histories):

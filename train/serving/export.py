@@ -185,9 +185,8 @@ class ServingGraph(nn.Module):
 
     Args:
         features: table of each, and whether it is multi-hot.
+        histories: multi-hot features that are histories, by number, and the elements of the longest.
         takes_mean: whether the rows of a bag become their mean instead of their sum.
-        num_elements: of a history with its candidate, for a model that takes bags as histories; None for
-            others.
         shift: what recalibrates logits where it is added to them.
         predicts: probability, or value where that is the logit itself.
     """
@@ -198,10 +197,10 @@ class ServingGraph(nn.Module):
         index: CategoryIndex,
         tables: Sequence[RowTable],
         features: Sequence[tuple[int, bool]],
+        histories: Mapping[int, int],
         schema: Schema,
         *,
         takes_mean: bool,
-        num_elements: int | None = None,
         shift: float = 0.0,
         predicts: str = "probability",
     ) -> None:
@@ -216,7 +215,9 @@ class ServingGraph(nn.Module):
         self._one_hot = [number for number, (_, is_multi) in enumerate(features) if not is_multi]
         self._multi_hot = [number for number, (_, is_multi) in enumerate(features) if is_multi]
         self._takes_mean = takes_mean
-        self._num_elements = num_elements
+        self._histories = dict(histories)
+        of_histories = [bag for bag, number in enumerate(self._multi_hot) if number in histories]
+        self._counted = of_histories[:1] if model.has_equal_histories else of_histories
         dims = [int(tables[table].rows_ND.shape[1]) for table in self._table_of]
         self._widths = tables_by_dim(dims)
         of_one_hot = [self._table_of[number] for number in self._one_hot]
@@ -252,18 +253,18 @@ class ServingGraph(nn.Module):
             table = torch.tensor([self._table_of[number]], dtype=torch.int64, device=bags[bag].device)
             id_BL = self.index(bags[bag], bag_is_missing[bag], table)
             rows_BLD = self.tables[self._table_of[number]](id_BL)
-            if self._num_elements is None:
-                found[number] = self._pooled(rows_BLD, bag_lengths[bag]).unsqueeze(1)
+            if number in self._histories:
+                found[number] = self._as_history(rows_BLD, bag_lengths[bag], self._histories[number])
             else:
-                found[number] = self._as_history(rows_BLD, bag_lengths[bag], self._num_elements)
+                found[number] = self._pooled(rows_BLD, bag_lengths[bag]).unsqueeze(1)
         # Features by the width of their rows, as the model takes them.
         embeddings = [
             torch.cat([found[number] for number in numbers], dim=1) for numbers in self._widths.values()
         ]
         values_BK = self.transform(dense)
-        if self._num_elements is not None:
-            # A model of histories takes their length in addition to the dense features.
-            length_B1 = bag_lengths[0].clamp(max=self._num_elements).unsqueeze(1)
+        # A model of histories takes their lengths in addition to the dense features.
+        for bag in self._counted:
+            length_B1 = bag_lengths[bag].clamp(max=self._histories[self._multi_hot[bag]]).unsqueeze(1)
             values_BK = torch.cat([values_BK, length_B1.to(values_BK.dtype)], dim=1)
         logit_B = self.model.logits(values_BK, embeddings)
         if self._shift:
@@ -444,7 +445,7 @@ def write_export(
     if onnx:
         _write_onnx(program, described, folder / ONNX)
     # What a server needs besides the graph: the features, the code that makes inputs, and how to use both.
-    features = features_of(described.schema, described.config.labels)
+    features = features_of(described.schema, described.config.labels, graph.model.histories)
     write_json(folder / FEATURES, features)
     write_json(folder / MODEL, described.to_json())
     source = inspect.getsource(serving_inputs)
@@ -491,23 +492,30 @@ def graph_of(
     """Return the graph of a model with these rows, in evaluation mode."""
     chosen = described.config.dense_model
     numbers = for_features(described.config.tables, range(len(tables)))
-    features = zip(numbers, by_feature(described.config.tables), strict=True)
+    features = by_feature(described.config.tables)
+    lengths = {number: model.histories.get(each.name, 0) for number, each in enumerate(features)}
     graph = ServingGraph(
         model,
         CategoryIndex([table.categories_N for table in tables]),
         [RowTable(table.packed_ND, table.scale_N2) for table in tables],
-        [(table, feature.is_multi_hot) for table, feature in features],
+        [(table, feature.is_multi_hot) for table, feature in zip(numbers, features, strict=True)],
+        {number: length for number, length in lengths.items() if length},
         described.schema,
         takes_mean=chosen.pooling == "mean",
-        num_elements=chosen.history_length + 1 if chosen.kind == "tbsm" else None,
         shift=answers_of(described.config).shift,
         predicts=described.config.predicts,
     )
     return graph.eval().requires_grad_(False)
 
 
-def features_of(schema: Schema, labels: Sequence[str] = ()) -> dict[str, Any]:
-    """Describe the features for `FEATURES`: names, columns, kinds of categories; and several labels."""
+def features_of(
+    schema: Schema, labels: Sequence[str] = (), histories: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Describe the features for `FEATURES`: names, columns, kinds of categories; and several labels.
+
+    Args:
+        histories: list features of which a model takes so many elements at most.
+    """
     # A feature may have another name than its column in the log.
     columns = schema.column_of
     lists, units, formats = dict(schema.lists), dict(schema.time_units), dict(schema.time_formats)
@@ -522,7 +530,8 @@ def features_of(schema: Schema, labels: Sequence[str] = ()) -> dict[str, Any]:
     def keys_of_list(name: str) -> dict[str, Any]:
         weights = dict(schema.weight_separators).get(name)
         brackets, trim = name in schema.brackets, schema.trim and name in lists
-        keys = {"separator": lists.get(name), "weight_separator": weights, "brackets": brackets, "trim": trim}
+        keys: dict[str, Any] = {"separator": lists.get(name), "weight_separator": weights}
+        keys |= {"brackets": brackets, "trim": trim, "most_elements": (histories or {}).get(name)}
         return {key: value for key, value in keys.items() if value}
 
     of_labels = {"labels": list(labels)} if len(labels) > 1 else {}

@@ -50,7 +50,8 @@ class ServingInputs:
 
         Raises:
             KeyError: a column is not there.
-            ValueError: a value is not of the kind that the feature has, or a column is shorter than another.
+            ValueError: a value is not of the kind that the feature has, a list has more elements than the
+                model takes, or a column is shorter than another.
         """
         # A value that is not there would pass for the category 0.
         lengths = {name: len(columns[name]) for name in self._names()}
@@ -82,6 +83,9 @@ class ServingInputs:
 
     def _bag_inputs(self, feature: Mapping[str, Any], bags: Sequence[Any]) -> dict[str, Any]:
         found = [self._bag_of(feature, bag) for bag in bags]
+        most = feature.get("most_elements")
+        if most is not None and max(map(len, found), default=0) > most:
+            raise ValueError(f"a list of {feature['name']!r} has more than {most} elements")
         # Bags are padded to the longest, and to one place at least.
         longest = max([1, *map(len, found)])
         categories = np.zeros((len(found), longest), np.int64)

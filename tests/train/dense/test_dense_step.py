@@ -78,25 +78,32 @@ def batch_of(one_hot: list[int], lists: list[list[list[int]]]) -> Batch:
         st.tuples(*(st.lists(st.integers(0, 20), max_size=4) for _ in range(2))), min_size=1, max_size=6
     ),
     place=st.integers(0, 2),
+    longest=st.tuples(st.sampled_from([1, 4, 6]), st.sampled_from([1, 4])),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_lookup_is_in_its_bag(lists: list[tuple[list[int], list[int]]], place: int) -> None:
-    """The one-hot feature stands before, between or after two histories of any lengths."""
+def test_every_lookup_is_in_its_bag(
+    lists: list[tuple[list[int], list[int]]], place: int, longest: tuple[int, int]
+) -> None:
+    """The one-hot feature is before, between or after two histories; of a longest 1 they are added up."""
     one_hot = [7] * len(lists)
     of_features = [[sample[feature] for sample in lists] for feature in range(2)]
     names = ["h0", "h1"]
     names.insert(place, "x")
     tables = [EmbeddingTable(name, 21, 0, 4, is_multi_hot=name != "x") for name in names]
-    reader = IdReader(with_histories(tables, 4), range(3))
+    histories = {f"h{number}": size for number, size in enumerate(longest) if size > 1}
+    reader = IdReader(with_histories(tables, histories), range(3))
     ids = reader.read(batch_of(one_hot, of_features))
-    assert (ids.num_samples, ids.num_features) == (len(lists), 9)
+    num_bags = 1 + sum(longest)
+    assert (ids.num_samples, ids.num_features) == (len(lists), num_bags)
     wanted = []
     for sample in range(len(lists)):
-        bag = 9 * sample
+        bag = num_bags * sample
         for name in names:
             found = [7] if name == "x" else of_features[int(name[1])][sample]
-            size = 1 if name == "x" else 4
-            wanted += [(row, bag + size - len(found) + i) for i, row in enumerate(found)]
+            size = histories.get(name, 1)
+            # A history ends with its last bag; what is added up is in one.
+            first = bag + size - len(found)
+            wanted += [(row, first + i if name in histories else bag) for i, row in enumerate(found)]
             bag += size
     assert ids.bags_N is not None and ids.bags_of_tables is not None
     assert list(zip(ids.ids_N.tolist(), ids.bags_N.tolist(), strict=True)) == wanted
@@ -110,7 +117,7 @@ def test_every_lookup_is_in_its_bag(lists: list[tuple[list[int], list[int]]], pl
 
 def test_a_history_that_is_too_long_is_refused() -> None:
     tables = [EmbeddingTable("x", 21, 0, 4), EmbeddingTable("items", 21, 0, 4, is_multi_hot=True)]
-    reader = IdReader(with_histories(tables, 3), [0, 1])
+    reader = IdReader(with_histories(tables, {"items": 3}), [0, 1])
     with pytest.raises(ShardError, match="4 elements in items, and the model takes 3 at most") as caught:
         reader.read(batch_of([1, 2], [[[1], [1, 2, 3, 4]]]))
     assert caught.value.hint is not None and '{"history_length": 3}' in caught.value.hint
@@ -119,7 +126,8 @@ def test_a_history_that_is_too_long_is_refused() -> None:
 def test_histories_of_different_lengths_are_refused() -> None:
     tables = [EmbeddingTable(name, 21, 0, 4, is_multi_hot=True) for name in ("items", "shops")]
     never: Any = None
-    step = HistoryStep(type("Step", (), {"dtype": "fp32", "objective": None, "predict": never})(), tables)
+    own = type("Step", (), {"dtype": "fp32", "objective": None, "predict": never})()
+    step = HistoryStep(own, with_histories(tables, {"items": 9, "shops": 9}), are_equal=True)
     with pytest.raises(HotsetError, match="a sample has 2 elements in items and 1 in shops"):
         step.predict(batch_of([1, 2], [[[1], [1, 2]], [[1], [3]]]), [])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +17,7 @@ import torch
 
 import hotset
 from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.folders.totals import by_feature, for_features
 from hotset.tests.support.processes.kills import Killed
 from hotset.tests.support.trained_models import no_log
 from hotset.train.build import build_trainer
@@ -37,11 +40,13 @@ dense = ["age", "price"]
 [sparse]
 user = "integer"
 item = "integer"
+{seen}
 tags = { kind = "integer", list = true }
 """
 
 Weights = dict[str, torch.Tensor]
-Rows = Sequence[torch.Tensor]
+Rows = Sequence[Any]
+"""(B, D) embeddings of each feature; of a history a list of (length, D), one of each sample."""
 
 
 def mlp(weights: Weights, name: str, inputs: torch.Tensor) -> torch.Tensor:
@@ -88,18 +93,40 @@ def mmoe(weights: Weights, dense: torch.Tensor, rows: Rows) -> torch.Tensor:
     return torch.cat(found, dim=1)
 
 
+def din(weights: Weights, dense: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Elements one by one, as far as there are any."""
+    user, item, seen, tags = rows
+
+    def units(name: str, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in (0, 2):
+            inputs = inputs @ weights[f"{name}.{layer}.weight"].T + weights[f"{name}.{layer}.bias"]
+            inputs = torch.where(inputs > 0, inputs, weights[f"{name}.{layer + 1}.weight"] * inputs)
+        return inputs @ weights[f"{name}.4.weight"].T + weights[f"{name}.4.bias"]
+
+    found = []
+    for sample, elements in enumerate(seen):
+        pooled = torch.zeros_like(item[sample])
+        for element in elements:
+            of_both = torch.cat([element, item[sample], element - item[sample], element * item[sample]])
+            pooled = pooled + units("attention", of_both) * element
+        everything = [dense[sample], user[sample], item[sample], tags[sample], pooled]
+        found.append(torch.sigmoid(units("last", torch.cat(everything))))
+    return torch.stack(found)
+
+
 Twin = Callable[[Weights, torch.Tensor, Rows], torch.Tensor]
 MODELS: list[tuple[str, Twin, str]] = [
     ("deepfm:DeepFM", deepfm, "one"),
     ("esmm:ESMM", esmm, "both"),
     ("mmoe:MMoE", mmoe, "both"),
+    ("din:DIN", din, "seen"),
 ]
 every_model = pytest.mark.parametrize(("name", "twin", "data"), MODELS, ids=[each[0] for each in MODELS])
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log of clicks and conversions, and its shards with one label and with both."""
+    """A log of clicks and conversions, and its shards with one label, with both, and with a history."""
     folder = tmp_path_factory.mktemp("examples")
     rng = np.random.default_rng(7)
     user_N, item_N = rng.integers(0, 60, 800), rng.integers(0, 90, 800)
@@ -112,10 +139,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tags": [rng.integers(0, 20, rng.integers(0, 4)).tolist() for _ in range(800)],
         "age": rng.integers(0, 90, 800),
         "price": rng.integers(0, 9, 800),
+        "seen": [rng.integers(0, 90, rng.integers(0, 7)).tolist() for _ in range(800)],
     }
     pl.DataFrame(columns).write_parquet(folder / "log.parquet")
-    for name, labels in (("one", 'label = "click"'), ("both", f"labels = {json.dumps(LABELS)}")):
-        (folder / f"{name}.toml").write_text(SCHEMA.replace("{labels}", labels))
+    seen = 'seen = { kind = "integer", list = true, table = "item" }'
+    for name, labels, history in (
+        ("one", 'label = "click"', ""),
+        ("both", f"labels = {json.dumps(LABELS)}", ""),
+        ("seen", 'label = "click"', seen),
+    ):
+        schema = SCHEMA.replace("{labels}", labels).replace("{seen}", history)
+        (folder / f"{name}.toml").write_text(schema)
         hotset.preprocess(
             folder / "log.parquet",
             folder / name,
@@ -148,9 +182,16 @@ def test_forward_is_that_of_plain_torch(name: str, twin: Twin, data: str, scale:
     module = import_class(name)(inputs)
     dense = torch.rand(50, inputs.num_dense) * scale
     rows = {table.name: torch.randn(50, table.embedding_dim) * scale for table in inputs.tables}
-    found = torch.sigmoid(module(dense, rows)).reshape(50, -1)
-    weights = as_double(module.state_dict())
-    wanted = twin(weights, dense.double(), [row.double() for row in rows.values()])
+    of_twin: dict[str, Any] = {name: row.double() for name, row in rows.items()}
+    lengths = {}
+    for history, longest in getattr(module, "histories", {}).items():
+        lengths[history] = torch.randint(longest + 1, (50,))
+        rows[history] = torch.randn(50, longest, rows[history].shape[1]) * scale
+        rows[history][torch.arange(longest) < longest - lengths[history][:, None]] = 0
+        pairs = zip(rows[history].double(), lengths[history].tolist(), strict=True)
+        of_twin[history] = [row[longest - length :] for row, length in pairs]
+    found = torch.sigmoid(module(dense, rows, *([lengths] if lengths else []))).reshape(50, -1)
+    wanted = twin(as_double(module.state_dict()), dense.double(), list(of_twin.values()))
     torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
 
 
@@ -166,15 +207,17 @@ def test_training_is_that_of_plain_torch(name: str, twin: Twin, data: str, folde
     prefix = "dense.module."
     layers = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
     for batch in ShardDataset(folder / data, seed=3):
-        rows = []
-        for table in shards.tables:
-            matrix, ids = weights[table_name(weights, table.name)], batch[table.name].long()
-            if table.is_multi_hot:
-                offsets = batch[f"{table.name}_offsets"]
-                bags = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff())
-                rows.append(torch.zeros(len(offsets) - 1, 4).double().index_add(0, bags, matrix[ids]))
-            else:
+        rows: list[Any] = []
+        for table, feature in zip(
+            for_features(shards.tables, shards.tables), by_feature(shards.tables), strict=True
+        ):
+            matrix, ids = weights[table_name(weights, table.name)], batch[feature.name].long()
+            if not feature.is_multi_hot:
                 rows.append(matrix[ids])
+                continue
+            lengths = batch[f"{feature.name}_offsets"].diff()
+            bags = torch.split(matrix[ids], lengths.tolist())
+            rows.append(bags if feature.name == "seen" else torch.stack([bag.sum(0) for bag in bags]))
         probability = twin(layers, batch["dense"].double(), rows)
         labels = torch.stack([batch[key] for key in ("label", "label_conversion") if key in batch], dim=1)
         chance = torch.where(labels == 1, probability, 1 - probability)
@@ -210,7 +253,7 @@ def test_all_placements_give_the_same_bits(
 def test_a_run_predicts(name: str, twin: Twin, data: str, folder: Path, tmp_path: Path) -> None:
     hotset.fit(folder / data, tmp_path / "run", model=name, progress=False)
     found = hotset.predict(tmp_path / "run", pl.read_parquet(folder / "log.parquet"), progress=False)
-    if data == "one":
+    if data != "both":
         assert found["probability"].is_between(0, 1).all()
         return
     click, conversion = (found[f"probability_{label}"] for label in LABELS)
@@ -225,16 +268,24 @@ def test_an_exported_program_gives_the_probabilities(
     name: str, twin: Twin, data: str, folder: Path, tmp_path: Path
 ) -> None:
     hotset.fit(folder / data, tmp_path / "run", model=name, progress=False)
-    hotset.export(tmp_path / "run", tmp_path / "out")
+    onnx = all(map(importlib.util.find_spec, ("onnxruntime", "onnxscript")))
+    hotset.export(tmp_path / "run", tmp_path / "out", onnx=onnx)
     log = pl.read_parquet(folder / "log.parquet")[:100]
     program: Any = torch.export.load(tmp_path / "out/model.pt2").module()
+    inputs = ServingInputs(tmp_path / "out")
     with torch.no_grad():
-        found, _ = program(*ServingInputs(tmp_path / "out").for_torch(log.to_dict(as_series=False)))
+        found, _ = program(*inputs.for_torch(log.to_dict(as_series=False)))
     predicted = hotset.predict(tmp_path / "run", log, progress=False)
     wanted = predicted.select(pl.col("^probability.*$")).to_numpy().squeeze()
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6)
+    if onnx:
+        onnxruntime: Any = importlib.import_module("onnxruntime")
+        session = onnxruntime.InferenceSession(tmp_path / "out/model.onnx")
+        (of_onnx,) = session.run(["probability"], inputs.for_onnx(log.to_dict(as_series=False)))
+        np.testing.assert_allclose(of_onnx, wanted, atol=1e-6)
 
 
+@pytest.mark.slow
 @every_model
 def test_a_killed_run_ends_with_the_same_bits(
     name: str, twin: Twin, data: str, folder: Path, tmp_path: Path
