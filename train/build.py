@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..pipeline.errors import ConfigError
-from ..pipeline.schema.schema import LABEL, WEIGHT
+from ..pipeline.schema.schema import GROUP, LABEL, WEIGHT
 from .build_embeddings import (
     RowTools,
     RunStart,
@@ -52,7 +52,7 @@ from .optimizing import DenseUpdate, LearningRates, Stopping
 from .placements.placements import num_planned_steps, num_steps_ahead, spills
 from .placements.step_source import StepSource
 from .ranks.ranks import OneRank, Ranks
-from .recipe_options import parse_loss_weights
+from .recipe_options import parse_best_by, parse_loss_weights
 from .rows.embeddings import Embeddings, refill_stores, restore_rows
 from .rows.tiers import HostMemory
 from .step import HostSteps, StepParts, StepRunner
@@ -149,9 +149,16 @@ def build_trainer(
 
 
 def _answers_of(shards: Shards, config: TrainConfig, loss_source: LossSource | None) -> Answers:
-    """Return what the logits of the run mean."""
+    """Return what the logits of the run mean; raise ConfigError where they have no such best score."""
     labels = choose_labels(config, shards.labels)
     predicted = predicts(config.loss, loss_source)
+    label, score = parse_best_by(config.recipe.best_by)
+    if label is not None and label not in labels:
+        known = ", ".join(labels) or "none by a name"
+        raise ConfigError(f"--best-by names {label!r}, and the labels of the run are: {known}")
+    if score == "gauc" and (GROUP not in shards.sample_columns or predicted == "value"):
+        why = "the run predicts values" if predicted == "value" else "the schema of the log names no group"
+        raise ConfigError(f"--best-by {config.recipe.best_by}: there is no GAUC, as {why}")
     return Answers(labels=labels, predicts=predicted, negative_rate=config.negative_rate)
 
 

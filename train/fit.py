@@ -193,7 +193,7 @@ class FitSettings(RowSettings, total=False):
     patience: Whole | None
     stop_at_auc: Real | None
     keep_best: bool
-    best_by: Literal["auc", "log-loss"]
+    best_by: str
     exchange: str
     exchange_feedback: bool
 

@@ -23,7 +23,7 @@ import torch
 
 from .config import Optimizers
 from .metrics import Scores
-from .recipe_options import RecipeOptions, seconds_of
+from .recipe_options import RecipeOptions, parse_best_by, seconds_of
 
 _PLATEAU_FACTOR = 0.1
 """Number by which the schedule plateau multiplies the rates: the default of torch's ReduceLROnPlateau."""
@@ -179,7 +179,7 @@ class Stopping:
         self._start = clock()
         self._most_seconds = None if options.max_time is None else seconds_of(options.max_time)
         self.best_score: float | None = None
-        """The best score so far: AUC, or log loss with its sign turned."""
+        """The best score so far; log loss with its sign turned."""
         self.best_step: int | None = None
         """Steps before the evaluation that had it."""
         self.num_without_progress = 0
@@ -209,14 +209,17 @@ class Stopping:
     def note_evaluation(self, step: int, scores: Scores) -> bool:
         """Note an evaluation of the validation part; return whether it is best."""
         options = self._options
-        # Values have neither.
-        error = scores.log_loss if scores.mean_squared_error is None else scores.mean_squared_error
-        is_by_auc = options.best_by == "auc" and scores.mean_squared_error is None
-        score = scores.auc if is_by_auc else error
+        label, name = parse_best_by(options.best_by)
+        labels = getattr(scores, "labels", None) or {}
+        of_label = scores if label is None else labels.get(label, scores)
+        score = getattr(of_label, name.replace("-", "_"))
+        # Values have an error alone.
+        if of_label.mean_squared_error is not None:
+            name, score = "log-loss", of_label.mean_squared_error
         # Without a score, as where all labels are equal, nothing is decided.
         if score is None:
             return False
-        score = score if is_by_auc else -score
+        score = -score if name == "log-loss" else score
         is_best = self.best_score is None or score > self.best_score
         if is_best:
             self.best_score = score

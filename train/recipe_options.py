@@ -20,6 +20,8 @@ OFF = "off"
 """Text of an interval that never ends."""
 
 
+BEST_BY = ("auc", "log-loss", "gauc")
+"""Scores by which an evaluation may be the best."""
 MOST_LOSS_WEIGHT = 2.0**64
 """Far more than a loss is multiplied with, and far less than a float32 holds."""
 
@@ -122,8 +124,9 @@ class RecipeOptions(JsonRecord):
     keep_best: bool = False
     """Keep the weights of the best evaluation of the validation part, not those of the last step."""
 
-    best_by: Literal["auc", "log-loss"] = "auc"
-    """Score that decides which evaluation is the best."""
+    best_by: str = "auc"
+    """Score that decides which evaluation is the best: auc, log-loss or gauc, of the first label, or as
+    buy:auc of another."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -140,6 +143,7 @@ class RecipeOptions(JsonRecord):
             raise ConfigError(f"stop_at_auc must be above 0 and at most 1, got {self.stop_at_auc}")
         if self.max_time is not None:
             require_time("max_time", self.max_time)
+        parse_best_by(self.best_by)
         if self.clip_gradient is not None and not 0 < self.clip_gradient < math.inf:
             raise ConfigError(f"clip_gradient must be above 0, got {self.clip_gradient}")
         # Each option is valid here; whether it has an effect is checked elsewhere.
@@ -193,6 +197,21 @@ class RecipeOptions(JsonRecord):
                 f"decay_steps is of no use with the schedule {self.lr_schedule}",
                 hint="give --lr-schedule linear, cosine or polynomial too",
             )
+
+
+def parse_best_by(text: str) -> tuple[str | None, str]:
+    """Return the label of a score, None for the first one, and its name, from ``auc`` or ``buy:log-loss``.
+
+    Raises:
+        ConfigError: there is no such score.
+    """
+    label, _, score = text.rpartition(":")
+    if score not in BEST_BY:
+        raise ConfigError(
+            f"best_by is {text!r}, want {', '.join(BEST_BY[:-1])} or {BEST_BY[-1]}, for another label than "
+            "the first as LABEL:SCORE"
+        )
+    return label or None, score
 
 
 def parse_loss_weights(text: str | None) -> dict[str, float]:

@@ -16,8 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotset.pipeline.errors import ConfigError
 from hotset.train.config import Optimizers
-from hotset.train.metrics import Scores
+from hotset.train.metrics import Quality, Scores
 from hotset.train.optimizing import DenseUpdate, LearningRates, Stopping, clip_gradients
 from hotset.train.recipe_options import RecipeOptions
 
@@ -202,6 +203,29 @@ def test_a_lower_log_loss_is_better() -> None:
     assert found.note_evaluation(1, Scores(auc=0.5, log_loss=0.5))
     assert found.note_evaluation(2, Scores(auc=0.4, log_loss=0.4))
     assert not found.note_evaluation(3, Scores(auc=0.9, log_loss=0.45)) and found.reason is not None
+
+
+@pytest.mark.parametrize(
+    ("best_by", "best"), [("auc", 3), ("gauc", 1), ("buy:auc", 2), ("buy:log-loss", 3), ("click:auc", 3)]
+)
+def test_the_best_evaluation_may_be_of_another_label_or_score(best_by: str, best: int) -> None:
+    found = stopping(patience=9, best_by=best_by)
+    none = Scores()
+    for step, auc, gauc, buy in (
+        (1, 0.5, 0.7, (0.5, 0.3)),
+        (2, 0.6, 0.6, (0.9, 0.4)),
+        (3, 0.8, 0.5, (0.6, 0.2)),
+    ):
+        of_labels = {"click": Scores(auc=auc, gauc=gauc), "buy": Scores(auc=buy[0], log_loss=buy[1])}
+        quality = Quality(auc=auc, gauc=gauc, hot=none, mixed=none, oov=none, labels=of_labels)
+        found.note_evaluation(step, quality)
+    assert found.best_step == best
+
+
+@pytest.mark.parametrize("text", ["accuracy", "buy", "auc:buy", ""])
+def test_a_score_that_none_is_best_by_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"best_by is '{text}', want auc, log-loss or gauc, for another"):
+        RecipeOptions(best_by=text)
 
 
 def test_a_target_a_number_of_steps_and_a_time_stop_a_run() -> None:

@@ -22,6 +22,7 @@ from hotset.train.data.shards import Shards
 from hotset.train.evaluate import Predictor, answers_of, load_model
 from hotset.train.metrics import Quality
 from hotset.train.ranks.ranks import OneRank, Ranks
+from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run_config import read_config
 from hotset.train.run_folder.reader import read_weights
 
@@ -61,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def preprocess(folder: Path, name: str, schema: str) -> None:
+def preprocess(folder: Path, name: str, schema: str, **settings: Any) -> None:
     (folder / f"{name}.toml").write_text(schema)
     hotset.preprocess(
         folder / "log.csv",
@@ -72,6 +73,7 @@ def preprocess(folder: Path, name: str, schema: str) -> None:
         eval_fraction=0.4,
         workers=1,
         progress=False,
+        **settings,
     )
 
 
@@ -254,3 +256,40 @@ def test_every_label_of_a_run_is_scored_where_it_is_there(folder: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["labels"] == found.to_dict()["labels"]
     with pytest.raises(ConfigError, match="--negative-rate recalibrates the probability of a single label"):
         hotset.fit(data, folder / "labels/no", negative_rate=0.1, progress=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("best_by", ["gauc", "buy:auc", "buy:log-loss"])
+def test_the_weights_kept_are_those_that_are_best_by_a_score(
+    best_by: str, folder: Path, tmp_path: Path
+) -> None:
+    log = pl.read_csv(folder / "log.csv")
+    log.with_columns(buy=pl.col("click") * (pl.col("age") > 40)).write_csv(tmp_path / "log.csv")
+    labels = SCHEMA.replace('label = "click"', 'labels = ["click", "buy"]')
+    preprocess(tmp_path, "data", labels, valid_fraction=0.3)
+    settings: dict[str, Any] = {"best_by": best_by, "keep_best": True, "evaluate_every": 2, "epochs": 4}
+    hotset.fit(tmp_path / "data", tmp_path / "run", embedding_lr=0.5, progress=False, **settings)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    label, _, name = best_by.rpartition(":")
+    scores = {
+        line["step"]: line["validation"]["labels"][label or "click"][name.replace("-", "_")]
+        for line in lines
+        if "validation" in line
+    }
+    best = min(scores, key=lambda step: scores[step] if name == "log-loss" else -scores[step])
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert len(scores) > 3 and summary["best_step"] == best
+    kept = summary["validation"]["labels"][label or "click"][name.replace("-", "_")]
+    assert kept == scores[best]
+
+
+@pytest.mark.parametrize(
+    ("best_by", "message"),
+    [("buy:auc", "names 'buy', and the labels of the run are: none by a name"), ("gauc", "names no group")],
+)
+def test_a_best_score_that_there_is_not_is_refused(best_by: str, message: str, folder: Path) -> None:
+    shards = Shards.open(folder / "data")
+    shards.sample_columns = ("weight",)
+    recipe = RecipeOptions(best_by=best_by)
+    with pytest.raises(ConfigError, match=message):
+        build_trainer(shards, TrainConfig(recipe=recipe))
