@@ -38,6 +38,7 @@ SCRIPTS = {
     "window": "window",
     "checkouts": "processes --other",
     "first-hour": "processes",
+    "examples": "examples/example_scores",
     "logs": "logs",
     "fuzz-logs": "fuzz_logs",
     "fuzz-text": "fuzz_text",

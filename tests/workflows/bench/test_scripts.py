@@ -1,7 +1,7 @@
 """The smallest case of each script runs and writes what made it.
 
-Tests `harness`, `polars_program`, `train_step`, `placements`, `quality`, `kills`, `stats_kernels`,
-`host_steps`, `larger_than_memory`, `logs`, `processes` and `window`.
+Tests `example_scores`, `harness`, `polars_program`, `train_step`, `placements`, `quality`, `kills`,
+`stats_kernels`, `host_steps`, `larger_than_memory`, `logs`, `processes` and `window`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.workflows.bench import harness, kills
+from hotset.workflows.bench.examples.example_scores import auc
 from hotset.workflows.command_list import command_class
 
 
@@ -214,3 +216,23 @@ def test_candidates_take_turns() -> None:
     harness.take_turns(turns, 3)
     assert calls == ["a", "b", "b", "a", "a", "b"]
     assert harness.median_ratio([2.0, 9.0, 4.0], [1.0, 1.0, 2.0]) == 2.0
+
+
+@pytest.mark.slow
+def test_examples_have_the_scores_of_plain_torch(log: Path, tmp_path: Path) -> None:
+    sizes = ("--samples", 3000, "--seeds", 1, "--epochs", 1)
+    found = run("examples.example_scores", tmp_path, *sizes, "--data", log)
+    compared = [of_label for of_model in found["auc"].values() for of_label in of_model.values()]
+    assert len(compared) == 6
+    for each in (*compared, *found["real"]["auc"].values()):
+        assert abs(each["mean_difference"]["plain torch"]) < 1e-3
+    assert set(found["conversions"]) == {"after a click", "click and conversion"}
+
+
+def test_the_auc_of_the_examples_is_that_of_pairs() -> None:
+    rng = np.random.default_rng(1)
+    score_N, label_N = rng.integers(0, 9, 60).astype(float), rng.choice([0.0, 1.0, np.nan], 60)
+    pairs = [
+        np.sign(above - below) / 2 + 0.5 for above in score_N[label_N == 1] for below in score_N[label_N == 0]
+    ]
+    assert auc(score_N, label_N) == pytest.approx(np.mean(pairs), rel=1e-12)

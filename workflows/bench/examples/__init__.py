@@ -1,0 +1,1 @@
+"""What the models of docs/examples reach."""
