@@ -89,6 +89,7 @@ PARTS = (
     Part("parts", 40, 75, "gpu_steps.measure_step_parts"),
     Part("speed-64", 30, 90, "gpu_speeds.measure_speed", (64,)),
     # Only if requested by name.
+    Part("caches", 0, 400, "gpu_speeds.compare_caches", (128,), is_extra=True),
     Part("epoch", 0, 500, "gpu_speeds.train_an_epoch", is_extra=True),
 )
 _INNER = (Part("host-kernels", 0, 60, "gpu_checks.compile_host_kernels"),)

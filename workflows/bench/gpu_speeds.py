@@ -9,6 +9,10 @@ free in its next turn, so each turn begins with steps that do not count, and the
 Placements are measured in groups, each with all-fast among them. A group has as many runs at a time as memory
 allows: a slow tier has all rows on the host, 17 GB at dim 128.
 
+TorchRec keeps tables in host memory behind a cache on the device as well (``fused_uvm_caching``): a part that
+has to be named compares it with `lookahead`, both with a share of the rows on the device. It needs TorchRec,
+and was never run on a GPU.
+
 An epoch is one of the Kaggle shape, 39.3 million samples, trained as in a user's run. No file of the data set
 is read: the samples are drawn on the spot, 160 bytes each in memory and as many on the disk, and 100 more by
 row. In addition a run takes 4 GB of the disk with its weights and states, and is deleted.
@@ -55,7 +59,7 @@ from .gpu_checks import (
     packed_shards,
 )
 from .gpu_day import SPARE_SECONDS, PartSettings, Records, run_process
-from .gpu_steps import LinkRates, measure_link, seconds_of_calls
+from .gpu_steps import LinkRates, TorchRecRun, measure_link, seconds_of_calls
 from .harness import median_ratio
 from .kaggle_shards import HOT_SHARE, draw_kaggle, write_kaggle_shards
 
@@ -81,6 +85,10 @@ _FIRST = ("lookahead", "hybrid", "fae")
 _CONTESTANTS = (REFERENCE, *_FIRST, _HOT_ONLY, "hybrid-uva", "cache", "hybrid-dedup")
 _FIRST_AT_OTHER_SIZES = ("lookahead", _HOT_ONLY)
 """Placements that are measured at the smaller ones before the others are."""
+TORCHREC = "torchrec-uvm-caching"
+"""Name of TorchRec's contestant."""
+CACHED_SHARES = (0.015, 0.1, 0.2, 0.4)
+"""Shares of the rows that are on the device; published speeds of TorchRec are of the last two."""
 _SHARE_OF_HOST = 0.6
 """Share of the host's available memory that the rows of a group may take."""
 _EPOCH_SAMPLES, _EPOCH_SMALL_SAMPLES = 39_300_000, 6_000
@@ -158,6 +166,8 @@ class Contestant:
     """Whether it trains on hot-only batches alone."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Columns of its row that say what was measured."""
+    cached_share: float | None = None
+    """Share of the rows in the cache of a run by TorchRec; None: hotset runs it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,7 +241,7 @@ class RunInTurns:
         """Run the first steps, which plan, compile and record."""
         for _ in range(_WARM_UP_STEPS):
             self._take()
-        self.trainer.runner.synchronize()
+        self._synchronize()
 
     def turn(self) -> Turn:
         """Run the steps of a turn, and return the work of those that count."""
@@ -243,25 +253,72 @@ class RunInTurns:
             if time.perf_counter() - begin > turns.seconds / 2:
                 break
         # The clock is read with the device at rest, at both ends.
-        self.trainer.runner.synchronize()
+        self._synchronize()
         begin = time.perf_counter()
-        first_samples = self.trainer.num_samples
+        first_samples = self._num_samples
         for step in range(1, self._most_steps + 1):
             self._take()
             is_over = step >= turns.fewest_steps and step % self._multiple == 0
             if is_over and time.perf_counter() - begin > turns.seconds:
                 break
-        self.trainer.runner.synchronize()
+        self._synchronize()
         seconds = time.perf_counter() - begin
-        return Turn(self.trainer.num_samples - first_samples, step, seconds)
+        return Turn(self._num_samples - first_samples, step, seconds)
 
     def close(self) -> None:
         """End the run; its trainer keeps its counts."""
         self._taken.close()
 
+    def counted(self, link: LinkRates | None) -> dict[str, Any]:
+        """Return what the run has counted, for its row."""
+        return _counted_by(self.trainer, link)
+
+    @property
+    def _num_samples(self) -> int:
+        """Samples so far."""
+        return self.trainer.num_samples
+
+    def _synchronize(self) -> None:
+        self.trainer.runner.synchronize()
+
     def _take(self) -> None:
         if next(self._taken, None) is None:
             raise ValueError(f"the run ended after {self.trainer.step} steps")
+
+
+class TorchRecInTurns(RunInTurns):
+    """A run by TorchRec, whose tables are in host memory behind a cache that its pipeline fills ahead.
+
+    Without a GPU TorchRec has no such cache: its tables are plain ones there, to see that everything runs.
+    """
+
+    def __init__(self, contestant: Contestant, turns: Turns) -> None:
+        self._turns = turns
+        self._steps_ahead = turns.steps_ahead
+        self._multiple = 1
+        self._most_steps = turns.most_steps
+        num_steps = _WARM_UP_STEPS + turns.rounds * (turns.steps_ahead + turns.most_steps)
+        order = _order_of(contestant.shards, contestant.config.seed, num_steps, is_hot_only=False)
+        assert contestant.cached_share is not None
+        self._run = TorchRecRun(contestant.shards, contestant.config, order, contestant.cached_share)
+
+    def close(self) -> None:
+        """End the run."""
+        self._run.close()
+
+    def counted(self, link: LinkRates | None) -> dict[str, Any]:
+        """Return what the run has counted, for its row."""
+        return {"all_steps": self._run.step}
+
+    @property
+    def _num_samples(self) -> int:
+        return self._run.num_samples
+
+    def _synchronize(self) -> None:
+        self._run.synchronize()
+
+    def _take(self) -> None:
+        self._run.take()
 
 
 def measure_in_turns(group: str, contestants: Sequence[Contestant], turns: Turns, records: Records) -> None:
@@ -310,7 +367,8 @@ class _Runs:
         with self._catching(contestant):
             name = contestant.name
             self._contestants[name] = contestant
-            self._runs[name] = RunInTurns(contestant, turns)
+            kind = RunInTurns if contestant.cached_share is None else TorchRecInTurns
+            self._runs[name] = kind(contestant, turns)
             self._runs[name].warm_up()
             self._turns[name] = []
         self._build_seconds = max(self._build_seconds, time.monotonic() - begin)
@@ -350,7 +408,7 @@ class _Runs:
                     measured["of_all_fast"] = median_ratio(rates, _rates(self._turns[REFERENCE]))
                 measured["steps"] = sum(turn.steps for turn in turns)
                 measured["seconds"] = sum(turn.seconds for turn in turns)
-                counted = _counted_by(run.trainer, link)
+                counted = run.counted(link)
                 self._records.row(**contestant.facts, group=self._group, **measured, **counted)
 
     def end(self) -> None:
@@ -441,6 +499,37 @@ def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) 
                     facts={"placement": name, **facts},
                 )
                 for name in names
+            ]
+            turns = Turns.of(batch_size, is_small=settings.is_small)
+            measure_in_turns(piece, contestants, turns, records)
+
+
+def compare_caches(settings: PartSettings, records: Records, embedding_dim: int) -> None:
+    """Train with shares of the rows on the device, under `lookahead` and by TorchRec, next to all-fast."""
+    samples = drawn_samples(settings)
+    num_rows = sum(samples.num_rows)
+    batch_size = (_SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES)[0]
+    base = _config(settings, num_rows, embedding_dim)
+    groups = {f"{share:.1%} of the rows at {batch_size}": share for share in CACHED_SHARES}
+    for piece in records.pieces(list(groups)):
+        share = groups[piece]
+        with records.catching(piece):
+            shards = packed_shards(settings, samples, batch_size, embedding_dim)
+            # Hot rows are those of the shards, and the other rows of the share are staging slots.
+            num_staged = int((share - HOT_SHARE) * num_rows)
+            staging = ByteSize(num_staged * row_bytes(embedding_dim, "sgd"))
+            config = replace(base, placement="lookahead", staging_bytes=staging)
+            facts = {"embedding_dim": embedding_dim, "batch_size": batch_size, "num_rows": num_rows}
+            contestants = [
+                Contestant(
+                    name=name,
+                    check=f"speed of {name} with {piece}",
+                    shards=shards,
+                    config=config if name == "lookahead" else base,
+                    facts={"placement": name, "share": share, **facts},
+                    cached_share=share if name == TORCHREC else None,
+                )
+                for name in (REFERENCE, "lookahead", TORCHREC)
             ]
             turns = Turns.of(batch_size, is_small=settings.is_small)
             measure_in_turns(piece, contestants, turns, records)

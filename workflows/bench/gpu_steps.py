@@ -6,32 +6,42 @@ whichever takes longer; nothing is assumed to be found in a cache.
 For measurements a trainer queues its steps on a device that records the last one; then the kernels of each
 part run again and again, by themselves. On a GPU a part is recorded as one graph, so the host's calls do not
 count. It finds in the caches what its last run left there, which the lower bounds do not assume.
+
+`TorchRecRun` runs such steps by TorchRec, with its tables in host memory behind a cache. It was never run on
+a GPU.
 """
+# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.build import build_trainer
-from ...train.build_embeddings import open_device_api
+from ...train.build_embeddings import open_device, open_device_api
+from ...train.build_model import build_model
 from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.device import Device, Graph, StreamName
 from ...train.gpu.twins import is_twin
 from ...train.loop import read_ahead
-from ...train.model.shapes import dlrm_shape
+from ...train.model.choose_model import choose_model
+from ...train.model.layers import DenseModel
+from ...train.model.shapes import ModelInputs, dlrm_shape
+from ...train.threads import BackgroundIterator
 from .gpu_checks import base_config, drawn_samples, packed_shards
 from .gpu_day import PartSettings, Records
 from .train_step import samples_of, train_timed
@@ -71,6 +81,8 @@ _SHAPES = ((16, 65_536), (128, 65_536), (16, 16_384), (16, 2_048))
 _SMALL_SHAPES = ((16, 256),)
 """Embedding dimension and batch size."""
 _WARM_UP_STEPS, _STEPS, _SMALL_STEPS = 5, 30, 3
+_BATCHES_AHEAD = 8
+"""Batches that are read ahead for TorchRec, besides the three in its pipeline."""
 
 Launch = tuple[Callable[..., object], tuple[Any, ...]]
 
@@ -342,3 +354,164 @@ def measure_step_parts(settings: PartSettings, records: Records) -> None:
                 **step,
             )
         gc.collect()
+
+
+class TorchRecRun:
+    """Training steps by TorchRec, one process, on the batches of shards in a given order.
+
+    Its tables are in host memory behind FBGEMM's cache, which the pipeline fills one batch ahead. The dense
+    layers are those of hotset as a graph of torch, in bf16 on a GPU; SGD steps everything.
+
+    Args:
+        shards: without lists, and with one embedding dimension.
+        config: settings of the model.
+        numbers: training batch of each step.
+        cached_share: rows in the cache, as a share of all.
+
+    Source:
+        TorchRec 1.9, `PrefetchTrainPipelineSparseDist`, kernel ``fused_uvm_caching``.
+    """
+
+    def __init__(
+        self, shards: Shards, config: TrainConfig, numbers: Iterable[int], cached_share: float
+    ) -> None:
+        self._device = open_device(config.device)
+        self._group = TemporaryDirectory()
+        self.num_samples = 0
+        self.step = 0
+        store = f"file://{self._group.name}/store"
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, store, rank=0, world_size=1)
+        self._pipeline = _pipeline_of(shards, config, self._device, cached_share)
+        self._batches = BackgroundIterator(map(self._read_from(shards), numbers), _BATCHES_AHEAD, "keyed")
+        self._taken = map(self._count, self._batches)
+
+    def take(self) -> None:
+        """Run a step; raises StopIteration after the last one."""
+        self._pipeline.progress(self._taken)
+        self.step += 1
+
+    def synchronize(self) -> None:
+        """Return once all steps are done."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        """End the thread and the process group."""
+        self._batches.close()
+        torch.distributed.destroy_process_group()
+        self._group.cleanup()
+
+    def _count(self, batch: Any) -> Any:
+        # Three batches are in the pipeline, in each turn alike.
+        self.num_samples += len(batch.label_B)
+        return batch
+
+    def _read_from(self, shards: Shards) -> Callable[[int], Any]:
+        from torchrec import KeyedJaggedTensor
+        from torchrec.streamable import Pipelineable
+
+        Pipelineable.register(_KeyedBatch)
+        names = [table.name for table in shards.tables]
+
+        def read(number: int) -> _KeyedBatch:
+            batch = shards.training_batch(number)
+            ids = torch.from_numpy(np.ascontiguousarray(batch.ids_BF.T)).view(-1).long()
+            sparse = KeyedJaggedTensor(names, ids, lengths=torch.ones(ids.numel(), dtype=torch.int32))
+            keyed = _KeyedBatch(batch.label_B, batch.dense_BK, sparse)
+            return keyed.pin_memory() if self._device.type == "cuda" else keyed
+
+        return read
+
+
+@dataclass(slots=True)
+class _KeyedBatch:
+    """A batch as TorchRec's pipelines move it."""
+
+    label_B: torch.Tensor
+    dense_BK: torch.Tensor
+    sparse: Any
+    """A KeyedJaggedTensor."""
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> _KeyedBatch:
+        parts = (each.to(device, non_blocking=non_blocking) for each in self._parts)
+        return _KeyedBatch(*parts)
+
+    def pin_memory(self) -> _KeyedBatch:
+        return _KeyedBatch(*(each.pin_memory() for each in self._parts))
+
+    def record_stream(self, stream: Any) -> None:
+        for each in self._parts:
+            each.record_stream(stream)
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return self.label_B, self.dense_BK, self.sparse
+
+
+class _Head(torch.nn.Module):
+    """Dense layers and loss, which TorchRec's tracer leaves alone."""
+
+    def __init__(self, dense: DenseModel, num_tables: int, batch_size: int) -> None:
+        super().__init__()
+        self.dense, self._num_tables, self._batch_size = dense, num_tables, batch_size
+
+    def forward(self, batch: _KeyedBatch, pooled_BN: torch.Tensor) -> torch.Tensor:
+        emb_BFD = pooled_BN.view(len(pooled_BN), self._num_tables, -1)
+        with torch.autocast(pooled_BN.device.type, torch.bfloat16, enabled=pooled_BN.is_cuda):
+            logit_B = self.dense.logits(batch.dense_BK, [emb_BFD])
+        loss = binary_cross_entropy_with_logits(logit_B.float(), batch.label_B, reduction="sum")
+        return loss / self._batch_size
+
+
+class _KeyedModel(torch.nn.Module):
+    """The tables, whose inputs the pipeline exchanges ahead, and the rest."""
+
+    def __init__(self, tables: Any, head: _Head) -> None:
+        super().__init__()
+        self.tables, self.head = tables, head
+
+    def forward(self, batch: _KeyedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = self.head(batch, self.tables(batch.sparse).values())
+        return loss, loss.detach()
+
+
+def _pipeline_of(shards: Shards, config: TrainConfig, device: torch.device, cached_share: float) -> Any:
+    """Build TorchRec's pipeline; without a GPU its tables are plain ones, and nothing is prefetched."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+    from torchrec.distributed import planner as planners
+    from torchrec.distributed import train_pipeline as pipelines
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.types import CacheParams
+
+    is_gpu = device.type == "cuda"
+    configs = [
+        EmbeddingBagConfig(table.num_rows, table.embedding_dim, name=table.name, feature_names=[table.name])
+        for table in shards.tables
+    ]
+    tables = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    chosen = config.optimizers(shards.embedding_optimizer)
+    dense = build_model(choose_model(config, shards.embedding_dim), ModelInputs.of(shards), config.seed)
+    model = _KeyedModel(tables, _Head(dense.to(device), len(configs), shards.batch_size))
+
+    rate = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": chosen.embedding_lr}
+    sharders: Any = [EmbeddingBagCollectionSharder(fused_params=rate)]
+    cached = planners.ParameterConstraints(
+        sharding_types=["table_wise"],
+        compute_kernels=["fused_uvm_caching" if is_gpu else "fused"],
+        cache_params=CacheParams(load_factor=cached_share, prefetch_pipeline=True) if is_gpu else None,
+    )
+    memory = torch.cuda.get_device_properties(device).total_memory if is_gpu else None
+    topology = planners.Topology(world_size=1, compute_device=device.type, hbm_cap=memory)
+    constraints = {each.name: cached for each in configs}
+    planner = planners.EmbeddingShardingPlanner(
+        topology=topology, batch_size=shards.batch_size, constraints=constraints
+    )
+    sharded = DistributedModelParallel(
+        model, device=device, plan=planner.plan(model, sharders), sharders=sharders
+    )
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=chosen.dense_lr)
+    kind = pipelines.PrefetchTrainPipelineSparseDist if is_gpu else pipelines.TrainPipelineSparseDist
+    return kind(sharded, optimizer, device)

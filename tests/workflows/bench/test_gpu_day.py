@@ -306,7 +306,7 @@ def test_a_part_that_hangs_prints_where_it_is(tmp_path: Path) -> None:
     ("arguments", "printed"),
     [
         (["--only", "bits,machines"], "no part machines: want some of machine, verbs, kernels, first-steps"),
-        (["--help"], "speed-64; left out unless named: epoch"),
+        (["--help"], "speed-64; left out unless named: caches, epoch"),
     ],
 )
 def test_parts_are_named(arguments: list[str], printed: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,9 +316,9 @@ def test_parts_are_named(arguments: list[str], printed: str, capsys: pytest.Capt
     assert printed in " ".join((said.out + said.err).split())
 
 
-@pytest.mark.parametrize(("arguments", "has_epoch"), [([], False), (["--only", "verbs,epoch"], True)])
-def test_an_epoch_is_trained_only_where_it_is_named(
-    arguments: list[str], has_epoch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("arguments", "has_extra"), [([], False), (["--only", "verbs,caches,epoch"], True)])
+def test_an_epoch_and_caches_are_measured_only_where_they_are_named(
+    arguments: list[str], has_extra: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
 
@@ -328,12 +328,13 @@ def test_an_epoch_is_trained_only_where_it_is_named(
 
     monkeypatch.setattr(gpu_day, "run_day", run)
     assert main([*arguments, "--out", str(tmp_path / "day.json")]) == 0
-    assert ("epoch" in begun) == has_epoch and "verbs" in begun
+    assert ("epoch" in begun) == ("caches" in begun) == has_extra and "verbs" in begun
 
 
 def test_the_parts_keep_to_the_time_of_a_day() -> None:
     assert sum(part.seconds for part in PARTS) <= gpu_day._DAY_SECONDS
-    assert [part.name for part in PARTS if part.is_extra] == ["epoch"] == [PARTS[-1].name]
+    assert [part.name for part in PARTS if part.is_extra] == ["caches", "epoch"]
+    assert not any(part.is_extra for part in PARTS[:-2])
     assert all(part.seconds <= part.most_seconds for part in PARTS)
     # What is wrong is known before anything is measured, but for the rates of the machine.
     names = [part.name for part in PARTS]
