@@ -211,8 +211,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
                 that of another entry of a batch, or sizes that do not fit the features.
             HotsetError: no shards, or damaged ones.
         """
-        if split not in ("train", *_PARTS):
-            raise ConfigError(f"split must be train, valid or test, got {split!r}")
+        check_split(split)
         plain_value("last_batch", (LastBatch,), last_batch)
         seed, rank, world_size = (
             plain_value(name, (int,), value)
@@ -292,9 +291,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         if num_chosen != self._num_chosen:
             self._follow(epoch, first)
         shards = self._shards()
-        read = shards.training_batch
-        if self._split != "train":
-            read = EvaluationPart(shards, _PARTS[self._split]).batch
+        read, _ = batches_of(shards, self._split)
         numbers = self._numbers()[self._first :]
         steps = self._steps(numbers)
         # The steps of this worker among those of its rank.
@@ -445,6 +442,25 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             if offsets is not None:
                 found[offsets_name(name)] = offsets
         return found
+
+
+def check_split(split: str) -> None:
+    """Raise ConfigError for an unknown split."""
+    if split not in ("train", *_PARTS):
+        raise ConfigError(f"split must be train, valid or test, got {split!r}")
+
+
+def batches_of(shards: Shards, split: Split) -> tuple[Callable[[int], Batch], range]:
+    """Return the reader of the batches of a split, and their numbers in the order of the files.
+
+    Raises:
+        ConfigError: an unknown split.
+    """
+    check_split(split)
+    if split == "train":
+        return shards.training_batch, range(shards.num_training_batches)
+    part = EvaluationPart(shards, _PARTS[split])
+    return part.batch, part.numbers
 
 
 def _keyed_jagged(features: _Features) -> Any:

@@ -16,10 +16,10 @@ features.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from ...pipeline.folders.totals import by_feature, for_features
 from ...stats.kernel import read_only
 from ..config import Pooling
 from ..data.batch import Batch, EmbeddingTable
-from ..data.batch_order import BatchOrder
+from ..data.dataset import Split, batches_of
 from ..data.shards import Shards
 from ..model.shapes import tables_by_dim
 from ..threads import BackgroundIterator
@@ -259,33 +259,30 @@ def _as_tensor(values: NDArray[Any]) -> torch.Tensor:
 class RankBatches:
     """The batches of one rank in the order of a run, made ahead in a thread.
 
-    Every rank reads whole batches and takes its part. Iterate it once, and close it where that may end
-    early::
-
-        with closing(RankBatches(shards, rows, order, rank, world_size)) as batches:
-            for batch in batches:
-                ...
+    Every rank reads whole batches and takes its part. Iterate it once, and close it where that may end early.
 
     Args:
         shards: read by one thread.
         rows: which rows are replicated.
-        order: training batches of the run, known ahead.
+        numbers: batch of each step; None: all in the order in which they are stored.
+        split: training batches, or those of a part of the evaluation samples.
         rank: number of this process.
         world_size: number of processes.
-        first_step: steps of the order that are left out, because they were trained on already.
+        first_step: steps that are left out, because they were trained on already.
         depth: batches made ahead.
         is_pinned: whether batches are in page-locked memory, from which a GPU copies while it computes.
 
     Raises:
-        ConfigError: a rank that is not below ``world_size``, or rows of other tables.
+        ConfigError: a rank that is not below ``world_size``, an unknown split, or rows of other tables.
     """
 
     def __init__(
         self,
         shards: Shards,
         rows: ReplicatedRows,
-        order: BatchOrder,
+        numbers: Iterable[int] | None = None,
         *,
+        split: Split = "train",
         rank: int = 0,
         world_size: int = 1,
         first_step: int = 0,
@@ -298,15 +295,13 @@ class RankBatches:
             raise ConfigError(f"rank must be in [0, {world_size}), got {rank}")
         if [table.num_rows for table in rows.tables] != [table.num_rows for table in shards.tables]:
             raise ConfigError(f"the replicated rows are not of the tables of {shards.manifest.folder}")
-        assert order.is_known, "an order that is decided as it goes cannot be read ahead"
-        self._shards = shards
         self._rows = rows
-        self._order = order
-        self._rank = rank
-        self._world_size = world_size
-        self._first_step = first_step
+        self._ranks = rank, world_size
         self._is_pinned = is_pinned
-        self._ahead = BackgroundIterator(self._made(), depth, "rank batches")
+        read, stored = batches_of(shards, split)
+        steps = enumerate(stored if numbers is None else numbers)
+        made = self._made(read, islice(steps, first_step, None))
+        self._ahead = BackgroundIterator(made, depth, "rank batches")
 
     def __iter__(self) -> Iterator[RankBatch]:
         return iter(self._ahead)
@@ -315,11 +310,9 @@ class RankBatches:
         """Stop the thread at its next batch."""
         self._ahead.close()
 
-    def _made(self) -> Generator[RankBatch]:
-        numbers = enumerate(chain.from_iterable(self._order.epochs()))
-        for step, number in islice(numbers, self._first_step, None):
-            batch = self._shards.training_batch(number)
-            made = rank_batch(batch, self._rows, self._rank, self._world_size, number, step)
+    def _made(self, read: Callable[[int], Batch], steps: Iterable[tuple[int, int]]) -> Generator[RankBatch]:
+        for step, number in steps:
+            made = rank_batch(read(number), self._rows, *self._ranks, number, step)
             yield made.pin_memory() if self._is_pinned else made
 
 

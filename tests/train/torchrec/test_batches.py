@@ -13,7 +13,8 @@ from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.folders.totals import for_features
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import Batch
-from hotset.train.data.batch_order import CutOrder, SeededOrder
+from hotset.train.data.batch_order import SeededOrder
+from hotset.train.data.dataset import ShardDataset, Split
 from hotset.train.data.shards import Shards
 from hotset.train.torchrec.batches import (
     GroupLookups,
@@ -33,6 +34,7 @@ SPEC = ShardSpec(
     table_dims=(2, 4, 4, 2, 4),
     batch_size=24,
     has_weight=True,
+    num_validation=20,
 )
 
 
@@ -135,22 +137,34 @@ def same(one: RankBatch, other: RankBatch) -> bool:
 def test_batches_go_on_at_any_step(shards: Shards) -> None:
     rows = replicated(shards)
     order = SeededOrder(shards.is_hot_only, 3, 2, is_grouped=True)
-    with closing(RankBatches(shards, rows, order, rank=1, world_size=2)) as batches:
-        whole = list(batches)
     numbers = [number for epoch in order.epochs() for number in epoch]
+    with closing(RankBatches(shards, rows, numbers, rank=1, world_size=2)) as batches:
+        whole = list(batches)
     assert [batch.number for batch in whole] == numbers
     assert [batch.step for batch in whole] == list(range(len(numbers)))
     for first in (1, 7, len(numbers)):
-        with closing(RankBatches(shards, rows, order, rank=1, world_size=2, first_step=first)) as batches:
+        with closing(RankBatches(shards, rows, numbers, rank=1, world_size=2, first_step=first)) as batches:
             rest = list(batches)
         assert len(rest) == len(numbers) - first
         assert all(same(one, other) for one, other in zip(whole[first:], rest, strict=True))
 
 
 def test_batches_may_be_left_early(shards: Shards) -> None:
-    order = CutOrder(SeededOrder(shards.is_hot_only, 3, 2, is_grouped=True), 5)
-    with closing(RankBatches(shards, replicated(shards), order)) as batches:
+    with closing(RankBatches(shards, replicated(shards), depth=1)) as batches:
         assert next(iter(batches)).step == 0
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_evaluation_parts_have_batches_too(shards: Shards, split: Split) -> None:
+    rows = replicated(shards)
+    labels = []
+    for rank in range(2):
+        with closing(RankBatches(shards, rows, split=split, rank=rank, world_size=2)) as batches:
+            labels.append([batch.label_B for batch in batches])
+    wanted = [batch["label"] for batch in ShardDataset(shards.manifest.folder, split=split)]
+    assert len(wanted) == {"valid": 1, "test": 3}[split]
+    for *parts, whole in zip(*labels, wanted, strict=True):
+        assert torch.equal(torch.cat(parts), whole)
 
 
 def test_numbers_of_rows_that_do_not_fit_are_refused(shards: Shards, tmp_path: Path) -> None:
@@ -158,9 +172,10 @@ def test_numbers_of_rows_that_do_not_fit_are_refused(shards: Shards, tmp_path: P
         ReplicatedRows(shards.tables, (3,))
     with pytest.raises(ConfigError, match=r"'C5' must be in \[0, 9\], got 10"):
         ReplicatedRows(shards.tables, (0, 0, 0, 10, 0))
-    order = SeededOrder(shards.is_hot_only, 3, 1, is_grouped=True)
     with pytest.raises(ConfigError, match=r"rank must be in \[0, 2\), got 2"):
-        RankBatches(shards, replicated(shards), order, rank=2, world_size=2)
+        RankBatches(shards, replicated(shards), rank=2, world_size=2)
     other = Shards.open(write_shards(tmp_path / "shards"))
     with pytest.raises(ConfigError, match="are not of the tables"):
-        RankBatches(other, replicated(shards), order)
+        RankBatches(other, replicated(shards))
+    with pytest.raises(ConfigError, match="split must be train, valid or test, got 'all'"):
+        RankBatches(shards, replicated(shards), split="all")  # type: ignore[arg-type]
