@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
+import torch
 
 from hotset.pipeline.errors import ByteSize, HotsetError, SaidElsewhereError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest, hash_file
@@ -45,6 +46,7 @@ from hotset.train.ranks.ranks import RankError, Ranks
 from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train
 from hotset.train.serving.predict import RunPredictor, predict_file
+from hotset.train.torchrec.batches import RankBatches, ReplicatedRows
 from hotset.workflows.recipe_file import with_recipe
 
 ONE = Resources(workers=1, memory_bytes=None)
@@ -206,6 +208,22 @@ def train_on_ranks_again(root: Path, out: Path) -> Any:
         return run_thread_ranks(2, work)[0]
     except HotsetError as error:
         raise causes[0] if causes else error from None
+
+
+def read_rank_batches(root: Path, out: Path) -> Any:
+    """Make the batches of two ranks for TorchRec, as a run does once it has hashed the files."""
+    shards = Shards.open(root / "dir")
+    shards.refuse_damage()
+    rows = ReplicatedRows(shards.tables, tuple(table.num_hot for table in shards.tables), "mean")
+    found = []
+    for rank in range(2):
+        with contextlib.closing(RankBatches(shards, rows, rank=rank, world_size=2)) as batches:
+            for batch in batches:
+                parts = [getattr(group, each.name) for group in batch.groups for each in fields(group)]
+                tensors = [batch.label_B, batch.dense_BK, *parts]
+                # As numbers, of which -0 and 0 are the same.
+                found += [each.tolist() for each in tensors if isinstance(each, torch.Tensor)]
+    return found
 
 
 def resume_run(root: Path, out: Path) -> Any:

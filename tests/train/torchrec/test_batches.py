@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.errors import ConfigError, ShardError
 from hotset.pipeline.folders.totals import for_features
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import Batch
@@ -179,3 +179,52 @@ def test_numbers_of_rows_that_do_not_fit_are_refused(shards: Shards, tmp_path: P
         RankBatches(other, replicated(shards))
     with pytest.raises(ConfigError, match="split must be train, valid or test, got 'all'"):
         RankBatches(shards, replicated(shards), split="all")  # type: ignore[arg-type]
+
+
+ODD_LOGS = {
+    "no dense columns": ShardSpec(num_dense=0, batch_size=16),
+    "one table": ShardSpec(num_rows=(40,), num_hot=(3,), batch_size=16),
+    "lists only": ShardSpec(num_rows=(40, 9), num_hot=(3, 2), multi_hot=(0, 1), batch_size=16),
+    "last batches of two samples": ShardSpec(batch_size=32, num_hot_only=34, num_mixed=66, num_evaluation=33),
+    "batches smaller than the ranks": ShardSpec(batch_size=3, num_hot_only=7, num_mixed=8),
+    "no hot rows": ShardSpec(num_hot=(0, 0, 0), num_hot_only=0),
+}
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.parametrize("log", ODD_LOGS)
+def test_odd_logs_are_divided_as_all_others(log: str, world_size: int, tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", ODD_LOGS[log]))
+    rows = replicated(shards)
+    parts = []
+    for rank in range(world_size):
+        with closing(RankBatches(shards, rows, rank=rank, world_size=world_size)) as batches:
+            parts.append(list(batches))
+    for number, of_batch in enumerate(zip(*parts, strict=True)):
+        whole = shards.training_batch(number)
+        # A batch of few samples among the mixed ones may happen to look up hot rows alone.
+        has_cold = any(cold for own in rows.groups for _, cold in wanted_lists(whole, rows, own))
+        assert {part.is_hot_only for part in of_batch} == {not has_cold}
+        # Some ranks may have no sample of a short batch, and take part in its step all the same.
+        sizes = [part.num_samples for part in of_batch]
+        assert sum(sizes) == whole.num_samples and max(sizes) - min(sizes) <= 1
+        for rank, part in enumerate(of_batch):
+            own = whole.cut(*part_of_rank(whole.num_samples, rank, world_size))
+            for group, own_rows in zip(part.groups, rows.groups, strict=True):
+                assert lists_of(group, rows, own_rows) == wanted_lists(own, rows, own_rows)
+
+
+def test_a_damaged_shard_is_named_by_the_loop_that_reads_it(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", SPEC)
+    shards = Shards.open(folder)
+    rows = replicated(shards)
+    path = next(folder / entry.path for entry in shards.manifest.files if entry.path.startswith("mixed"))
+    # An id beyond its table never reaches the kernel: files are checked where they are read.
+    raw = bytearray(path.read_bytes())
+    ids = shards.training_batch(shards.num_training_batches - 1).ids_BF[0].tobytes()
+    place = raw.rindex(ids)
+    raw[place : place + 4] = (2**30).to_bytes(4, "little")
+    path.write_bytes(raw)
+    with closing(RankBatches(Shards.open(folder), rows)) as batches:
+        with pytest.raises(ShardError, match=r"mixed-00000\.arrow: batch \d+: id 1073741824 in table C1"):
+            list(batches)
