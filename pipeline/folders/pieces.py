@@ -13,10 +13,12 @@ piece when it is read. Pieces are not synced: after a power cut the checksums de
 from __future__ import annotations
 
 import bisect
+import ctypes
 import itertools
 import json
 import os
 import shutil
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +39,9 @@ _MOST_VIEWS = 1024
 """Pieces of a request: the system takes no more addresses at a time."""
 _MOST_OF_MEMORY = 10
 """Pieces may take this part of a file system in memory."""
+_BLOCK_BYTES = 4096
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+"""Modes of fallocate(2)."""
 _AGAIN = "run the same command again: it writes these pieces anew"
 
 
@@ -110,14 +115,15 @@ class Run:
         return [0, 8 * facts.num_rows, bags_at, *ends]
 
     @contextmanager
-    def open(self) -> Iterator[RunReader]:
-        """Open the run for reading.
+    def open(self, *, is_written: bool = False) -> Iterator[RunReader]:
+        """Open the run for reading; with ``is_written`` its pieces can be freed.
 
         Raises:
             ManifestError: it cannot be read, or a piece is damaged, which the next run writes anew.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            mode = os.O_RDWR if is_written else os.O_RDONLY
+            descriptor = os.open(self.path, mode | os.O_CLOEXEC)
             try:
                 yield RunReader(self, descriptor)
             finally:
@@ -173,16 +179,22 @@ class RunReader:
 
     def forget(self, index: PieceIndex) -> None:
         """Let the page cache drop pieces that were read: nothing reads them again."""
+        for position, num_bytes in self._ranges(index):
+            os.posix_fadvise(self.descriptor, position, num_bytes, os.POSIX_FADV_DONTNEED)
+
+    def free(self, index: PieceIndex) -> None:
+        """Return the space of pieces to the file system, if it can: they are zeros from then on."""
+        for position, num_bytes in self._ranges(index):
+            _free_range(self.descriptor, position, num_bytes)
+
+    def _ranges(self, index: PieceIndex) -> list[tuple[int, int]]:
+        """Return position and length of keys, rows and ids of consecutive pieces, as far as there are any."""
         keys_at, rows_at, bags_at, *_ = self.run.sections
-        rows = int(index.row_starts[0]), int(index.row_starts[-1])
-        width = 4 * self.run.facts.row_words
-        lookups = int(index.lookup_starts[0]), int(index.lookup_starts[-1])
-        for at, size, begin, end in ((keys_at, 8, *rows), (rows_at, width, *rows), (bags_at, 4, *lookups)):
-            # No bytes would be all to the end of the file.
-            if begin < end:
-                os.posix_fadvise(
-                    self.descriptor, at + size * begin, size * (end - begin), os.POSIX_FADV_DONTNEED
-                )
+        rows, lookups = (starts[[0, -1]].tolist() for starts in (index.row_starts, index.lookup_starts))
+        sections = ((keys_at, 8, rows), (rows_at, 4 * self.run.facts.row_words, rows), (bags_at, 4, lookups))
+        return [
+            (at + size * first, size * (stop - first)) for at, size, (first, stop) in sections if first < stop
+        ]
 
     def _read(self, position: int, arrays: Sequence[NDArray[Any]]) -> None:
         """Fill arrays with consecutive bytes of the file."""
@@ -246,6 +258,12 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
+def _free_range(descriptor: int, position: int, num_bytes: int) -> bool:
+    """Return the blocks of a part of a file to the file system; return whether it can do that."""
+    arguments = (_KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(num_bytes))
+    return bool(ctypes.CDLL(None).fallocate(descriptor, *arguments) == 0)
+
+
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where each piece begins, and the end of the last one."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
@@ -275,6 +293,8 @@ class PieceFolders:
         """Finished runs in the order of their parts, which are disjoint."""
         self.num_lookups = np.zeros(num_files, np.int64)
         """(num_files,), ids in the bags of each output file in all runs."""
+        self.frees_space = False
+        """Whether `free` returns space where runs are written to."""
         for folder in folders:
             self._find(folder)
 
@@ -286,6 +306,10 @@ class PieceFolders:
     def write_to(self, folder: Path) -> None:
         """Write the next runs to ``folder``, which is made if it is missing."""
         make_folder(folder)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_BLOCK_BYTES))
+            file.flush()
+            self.frees_space = _free_range(file.fileno(), 0, _BLOCK_BYTES)
         self._folders = [*(other for other in self._folders if other != folder), folder]
 
     def missing(self, num_parts: int) -> list[range]:
@@ -342,6 +366,13 @@ class PieceFolders:
             text = json.dumps(record | {"checksum": checksum_of(record)})
             write_synced(path.with_suffix(".json"), text.encode(), sync=False)
         self._add(finished, index)
+
+    def free(self, files: Sequence[range]) -> None:
+        """Return the space of the pieces of output files that are written, where the file system can."""
+        for run in self.runs:
+            with run.open(is_written=True) as reader:
+                for numbers in files:
+                    reader.free(reader.index(numbers))
 
     def remove(self) -> None:
         """Remove all runs."""

@@ -5,8 +5,9 @@ a piece of each run for each file. The second reads the pieces of some files at 
 twice more, 0.7 bytes for a byte of input each time; a pass reads nearly all of its pages again. The order of
 samples is that of their keys, so both ways give the same bytes.
 
-A killed run keeps its finished runs of parts and its finished files; the next one needs neither the same
-memory nor the same number of workers. Pieces are removed when all files are written.
+Pieces are freed as soon as their files are written, where the file system can free a part of a file, so the
+rows and the shards never take the disk both in full. A killed run keeps its finished runs of parts and its
+finished files; the next one needs neither the same memory nor the same number of workers.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def two_phases(
     pieces.write_to(output.scratch_folder(resources.scratch))
     bytes_of_each = bytes_of_parts(inputs)
     missing = sum(bytes_of_each[part] for gap in pieces.missing(len(shuffled.parts)) for part in gap)
-    reason = lack_of_room(pieces.target, missing, output.folder, sizes.rows)
+    # What a group of files takes is there before its pieces go.
+    more = min(sizes.rows, sizes.room) if pieces.frees_space else sizes.rows
+    reason = lack_of_room(pieces.target, missing, output.folder, more)
     if reason is None:
         return TwoPhases(shuffled, inputs, pieces, sizes.room, of_workers, resources)
     if resources.scratch is not None or goes_on:
@@ -110,6 +113,8 @@ class TwoPhases:
         memory = np.empty(max(bytes_of_groups, default=0), np.uint8)
         for group in groups:
             yield group, self._gathered(group, memory), group is groups[-1]
+            # They are written by now, so rows and files never take the disk both in full.
+            self.pieces.free(_spans(group))
 
     def _map_parts(self) -> None:
         """Write the rows of all parts that no run has yet."""

@@ -118,6 +118,28 @@ def test_runs_that_share_parts_are_not_both_taken(tmp_path: Path, rng: np.random
     assert [run.parts for run in found.runs] == [range(3)]
 
 
+def test_pieces_that_are_freed_take_no_space_and_no_other_is_touched(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    rows, lookups = [3000, 5001, 2000, 1, 4000], [0, 9000, 1, 7000, 0]
+    pieces = PieceFolders([], NUM_FILES, WIDTH)
+    pieces.write_to(tmp_path / "a")
+    write(pieces, range(2), drawn(rows, lookups, rng), rows, lookups)
+    whole = read(pieces, 0, range(5))
+    taken = pieces.runs[0].path.stat().st_blocks
+    pieces.free([range(1, 3), range(4, 4)])
+    if pieces.frees_space:
+        assert (
+            pieces.runs[0].path.stat().st_blocks <= taken - (7001 * (8 + 4 * WIDTH) + 4 * 9001) // 512 + 6 * 8
+        )
+    for files in (range(1), range(3, 5)):
+        for file, piece in zip(files, read(pieces, 0, files), strict=True):
+            np.testing.assert_array_equal(piece.rows, whole[file].rows)
+            np.testing.assert_array_equal(piece.bags, whole[file].bags)
+    # An earlier run wrote these files, so the next one does not ask for their pieces.
+    assert PieceFolders([tmp_path / "a"], NUM_FILES, WIDTH).missing(2) == []
+
+
 def test_a_folder_in_memory_is_known() -> None:
     assert is_in_memory(Path("/dev/shm"))
     assert not is_in_memory(Path("/proc"))
