@@ -103,7 +103,7 @@ class NamedBatches:
         self._train, self._evaluation = self._positions()
         # Samples by part: the validation part is cut from the evaluation samples.
         self.num_samples: dict[Split, int] = {
-            "train": sum(entry.num_samples for entry in shards.files) - self.totals.samples.evaluation,
+            "train": shards.num_samples - self.totals.samples.evaluation,
             "valid": self.totals.num_valid_samples,
             "test": self.totals.samples.evaluation - self.totals.num_valid_samples,
         }
@@ -147,7 +147,7 @@ class NamedBatches:
     def _positions(self) -> tuple[list[_Position], list[_Position]]:
         """Return batches of training, kinds spread evenly, and of the evaluation."""
         of_kind: dict[str, list[_Position]] = {"hot_only": [], "mixed": [], "evaluation": []}
-        for entry in self._shards.files:
+        for _, entry in self._shards.parts():
             facts = self._shards.facts_of(ShardFacts, entry)
             of_kind[facts.kind] += [(entry, index) for index in range(facts.num_batches)]
         train = of_kind["hot_only"] + of_kind["mixed"]
@@ -321,7 +321,7 @@ def write_planner_files(shards: Manifest, out: Path) -> None:
     num_samples = totals.samples.hot_only + totals.samples.mixed
     # Each feature of a shared table has its pooling factor.
     looked_up: Counter[str] = Counter()
-    for entry in shards.files:
+    for _, entry in shards.parts():
         facts = shards.facts_of(ShardFacts, entry)
         if facts.kind != "evaluation":
             looked_up.update(facts.lookups)

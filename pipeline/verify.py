@@ -22,6 +22,7 @@ from .folders.disk import MARK, folder_exists, is_discarded, paths_in
 from .folders.manifest import MANIFEST, FileEntry, Manifest, hash_file, is_sealed, note_checksum
 from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
 from .formats.arrow_files import DAMAGE, open_mapped
+from .formats.batch_checksums import CHECKSUMS, are_merged_in, checksums_of_file
 from .preprocess import CONFIGS, FOLDERS, ID_MAP, check_free_disk, later_stage
 from .raw.log_files import inspect_logs
 from .raw.same_log import checksum_of_log
@@ -137,12 +138,15 @@ def _build_from_other_vocabulary(
 def _differences(made: Manifest, rebuilt: Manifest) -> Iterator[str]:
     """Find differences of files, rows, facts and totals."""
     manifest = made.folder / MANIFEST
-    for name in sorted(made.entries.keys() ^ rebuilt.entries.keys()):
+    names = made.entries.keys() ^ rebuilt.entries.keys()
+    # Shards of older versions have no checksums of batches.
+    for name in sorted(names - {CHECKSUMS}):
         whose = "the stage does not write it" if name in made.entries else "it lacks this file"
         yield f"{made.folder / name}: {whose} when run again"
     for entry in made.files:
         wanted = rebuilt.entries.get(entry.path)
-        if wanted is None:
+        # Those of batches are checked against the bytes of the files here, whatever those of a rebuild are.
+        if wanted is None or entry.is_checksums:
             continue
         if entry.xxh3_128 != wanted.xxh3_128:
             # Another version of Arrow may store the same values in other bytes.
@@ -223,6 +227,7 @@ def verify(
             faults += file_faults
             done += entry.num_bytes
             resources.progress("verify", done, total)
+    of_batches = list(_check_batches(there["shards"])) if not faults and "shards" in there else []
     # Sums over damaged files would only repeat their faults in other words.
     if not faults and not chain:
         faults += _check_sums(manifests)
@@ -231,7 +236,7 @@ def verify(
     # Running the stages again takes longest and needs complete inputs, so it is last.
     if rebuild and not faults:
         faults += _faults_of_rebuilt(there, resources, raw, other_vocabulary)
-    return chain + faults
+    return chain + of_batches + faults
 
 
 def _read_manifests(folder: Path) -> tuple[dict[str, Manifest], list[str]]:
@@ -301,6 +306,20 @@ def _check_file(entry: FileEntry, manifest: Manifest) -> list[str]:
     except DAMAGE as error:
         raise_system_fault(manifest.folder, error)
         return [f"{manifest.folder / entry.path} is not what {MANIFEST} says: {first_line(error)}"]
+
+
+def _check_batches(shards: Manifest) -> Iterator[str]:
+    """Check that the checksums of batches are those of the files' bytes."""
+    found = next((entry for entry in shards.files if entry.is_checksums), None)
+    if found is None:
+        return
+    try:
+        of_files = [checksums_of_file(shards.folder / entry.path) for _, entry in shards.parts()]
+        if not are_merged_in(found, of_files):
+            yield f"{shards.folder / found.path} is not of the batches in the files next to it"
+    except (HotsetError, *DAMAGE) as error:
+        raise_system_fault(shards.folder, error)
+        yield f"{shards.folder} has files that are not of batches: {first_line(error)}"
 
 
 def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ..pipeline.folders.output import Output
 from ..pipeline.folders.totals import KindCounts, PlannedTable, ShardFacts, ShardKind, ShardsTotals
-from ..pipeline.formats.arrow_files import as_fixed_lists, open_writer
+from ..pipeline.formats.arrow_files import as_fixed_lists
+from ..pipeline.formats.batch_checksums import note_checksums, write_checksums, write_shard
 from ..pipeline.stages.pack import VERSION, PackConfig
 from ..stats.ranking.row_bytes import row_bytes
 
@@ -57,6 +58,7 @@ def write_shards(
         _write_part(output, kind, part, tables, batch_size)
     width = row_bytes(embedding_dim, optimizer)
     num_hot_rows = sum(table.num_hot for table in tables)
+    write_checksums(output)
     output.seal(
         ShardsTotals(
             tables=tuple(tables),
@@ -88,12 +90,9 @@ def _write_part(
             for start in starts
         )
         head = next(batches)
-        with (
-            output.writing(f"{kind}-{file:05}.arrow", stop - first, facts) as path,
-            open_writer(path, head.schema) as writer,
-        ):
-            for batch in chain([head], batches):
-                writer.write_batch(batch)
+        name = f"{kind}-{file:05}.arrow"
+        with output.writing(name, stop - first, facts) as path:
+            note_checksums(output, name, write_shard(path, head.schema, chain([head], batches)))
 
 
 def _as_batch(samples: Samples, tables: Sequence[PlannedTable], *, is_tagged: bool) -> pa.RecordBatch:

@@ -196,6 +196,8 @@ def _shown(value: object) -> str:
 MANIFEST = "manifest.json"
 TEXTS = "texts"
 """The fact that marks a file of texts: how many it has. Such a file has no samples."""
+TABLE_FACT = "table_xxh3_128"
+"""The fact that marks the file of checksums of batches: the checksum of its table. It has no samples."""
 _FILE_KEYS = ("path", "samples", "bytes", "xxh3_128")
 _KINDS = {"stage": str, "version": int, "config": dict, "inputs": list, "totals": dict}
 _NOT_PLAIN = "put the file itself there: links, which may leave the folder, and pipes are not read"
@@ -267,6 +269,11 @@ class FileEntry:
     def is_texts(self) -> bool:
         """Whether the file holds texts of categories, and so no samples."""
         return TEXTS in self.facts
+
+    @property
+    def is_checksums(self) -> bool:
+        """Whether the file holds checksums of the batches in the others."""
+        return TABLE_FACT in self.facts
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as the manifest has it."""
@@ -401,7 +408,7 @@ class Manifest:
         """Each part of a folder in log order, and the number of its first sample in the log."""
         first = 0
         for entry in self.files:
-            if not entry.is_texts:
+            if not (entry.is_texts or entry.is_checksums):
                 yield first, entry
                 first += entry.num_samples
 

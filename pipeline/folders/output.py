@@ -300,14 +300,23 @@ class Output(RemoteObject):
 
     def read_note(self, name: str) -> str | None:
         """Return a text that an earlier run has noted; None where there is none."""
-        path = self.shared_path(name)
-        return path.read_text() if path.exists() else None
+        data = self.kept(name)
+        return None if data is None else data.decode()
 
     def write_note(self, name: str, text: str) -> None:
         """Note a short text for a run that resumes this one; it goes when the folder is sealed."""
+        self.keep(name, text.encode())
+
+    def kept(self, name: str) -> bytes | None:
+        """Return what this run or an earlier one keeps under a name; None where there is nothing."""
+        path = self.shared_path(name)
+        return path.read_bytes() if path.exists() else None
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Keep bytes for a run that resumes this one, until the folder is sealed."""
         with write_errors_explained(self.folder):
             aside = self.temporary_path(f"{name}.tmp")
-            write_synced(self.shared_path(name), text.encode(), aside=aside, sync=False)
+            write_synced(self.shared_path(name), data, aside=aside, sync=False)
 
     def scratch_folders(self) -> list[Path]:
         """Return the folders in which this run or earlier ones keep large temporary files.

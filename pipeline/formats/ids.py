@@ -323,7 +323,7 @@ def check_shards(shards: Manifest) -> None:
     totals = ShardsTotals.of(shards)
     batches = dict.fromkeys(("hot_only", "mixed", "evaluation"), 0)
     samples = dict(batches)
-    for entry in shards.files:
+    for _, entry in shards.parts():
         facts = shards.facts_of(ShardFacts, entry)
         wanted = -(-entry.num_samples // size)
         if facts.num_batches != wanted:
@@ -348,7 +348,7 @@ def check_shards(shards: Manifest) -> None:
 
 def mixed_files(shards: Manifest) -> Iterator[tuple[FileEntry, list[int]]]:
     """Yield the files with mixed batches, and which of their batches these are."""
-    for entry in shards.files:
+    for _, entry in shards.parts():
         facts = shards.facts_of(ShardFacts, entry)
         if facts.kind == "mixed":
             hot_only = set(facts.hot_only_batches or ())

@@ -30,8 +30,9 @@ from ..folders.disk import check_writable
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.totals import KindCounts, PlanSettings, PlanTotals, ShardFacts, ShardKind, ShardsTotals
-from ..formats.arrow_files import as_fixed_lists, as_lists, open_writer
-from ..formats.sample_columns import column_of, type_of
+from ..formats.arrow_files import as_fixed_lists, as_lists
+from ..formats.batch_checksums import note_checksums, shard_schema, write_checksums, write_shard
+from ..formats.sample_columns import column_of
 from ..runtime.memory import check_cap, groups_within, page_cache_bytes, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, release_pages, run_tasks, thread_buffer
 from .shuffle import (
@@ -71,14 +72,14 @@ class ShardBatches:
     @cached_property
     def schema(self) -> Any:
         """Columns of the file."""
-        layout = self.inputs.layout
-        # The order of columns is part of the format; `batch` appends its arrays in the same order.
-        fields = [pa.field("label", pa.float32())] if self.inputs.log.has_label else []
-        fields += [pa.field(name, type_of(name)) for name in layout.sample_columns]
-        fields.append(pa.field("dense", pa.list_(pa.float32(), len(self.inputs.log.dense))))
-        fields.append(pa.field("ids", pa.list_(pa.int32(), layout.num_one_hot)))
-        fields += [pa.field(name, pa.list_(pa.int32())) for name in self.inputs.lists]
-        return pa.schema(fields + ([pa.field("is_hot", pa.uint8())] if self.is_tagged else []))
+        return shard_schema(
+            has_label=self.inputs.log.has_label,
+            sample_columns=self.inputs.layout.sample_columns,
+            num_dense=len(self.inputs.log.dense),
+            num_one_hot=self.inputs.layout.num_one_hot,
+            lists=self.inputs.lists,
+            is_tagged=self.is_tagged,
+        )
 
     def batch(self, order: NDArray[np.int64]) -> Any:
         """Gather the rows at ``order``, (num_samples,); valid until the thread gathers its next batch."""
@@ -162,7 +163,7 @@ def pack(
     Writes:  ``{kind}-{number}.arrow``, a record batch for each training batch: label float32,
              dense fixed-size list<float32>[K], ids fixed-size list<int32>[one-hot features], a list<int32>
              for each multi-hot feature, called like it; other labels and weight float32, group uint64;
-             is_hot uint8 in evaluation
+             is_hot uint8 in evaluation; and ``checksums.bin``, those of all batches
     """
     if not is_sealed(out):
         check_pack(config, columns, samples, plan, resources)
@@ -206,6 +207,7 @@ def pack(
             resources.progress("pack", first + done, first + columns.num_samples)
     if phases is not None:
         phases.pieces.remove()
+    write_checksums(output)
     return output.seal(_totals(config, inputs, output))
 
 
@@ -351,9 +353,9 @@ def _write_file(
         inputs, rows, buffers.bag_starts[start:stop], buffers.bags, file.kind == EVALUATION
     )
     with output.writing(_name(file), file.num_samples, facts) as path:
-        with open_writer(path, batch_builder.schema) as writer:
-            for first in batches:
-                writer.write_batch(batch_builder.batch(order[first : first + config.batch_size]))
+        built = (batch_builder.batch(order[first : first + config.batch_size]) for first in batches)
+        checksums = write_shard(path, batch_builder.schema, built)
+        note_checksums(output, _name(file), checksums)
     # No later pass needs this memory: the next file's pages in the page cache can be these.
     if is_last:
         release_pages(rows)
@@ -380,6 +382,8 @@ def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTot
     num_unlabeled = 0
     # Mixed files of the original order hold batches that are hot-only by chance: those count as such.
     for entry in output.finished.values():
+        if entry.is_checksums:
+            continue
         facts = entry.read_facts(ShardFacts)
         num_hot_only = len(facts.hot_only_batches or ())
         samples[facts.kind] += entry.num_samples

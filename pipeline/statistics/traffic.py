@@ -544,7 +544,7 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
     totals = ShardsTotals.of(shards)
     packed = ShardSettings.of(shards)
     # Trainers number the batches of hot-only files first.
-    facts = [(entry, shards.facts_of(ShardFacts, entry)) for entry in shards.files]
+    facts = [(entry, shards.facts_of(ShardFacts, entry)) for _, entry in shards.parts()]
     files = [each for kind in ("hot_only", "mixed") for each in facts if each[1].kind == kind]
     batches = [(*file, number) for file in files for number in range(file[1].num_batches)]
     is_hot_only = np.array(

@@ -189,7 +189,7 @@ def test_damaged_shards_and_wild_ids_are_refused(criteo: Path, tmp_path: Path) -
     for path in (criteo / "shards").iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
     shards = Manifest.read(copy)
-    path = copy / next(entry.path for entry in shards.files if entry.facts["kind"] == "mixed")
+    path = copy / next(entry.path for _, entry in shards.parts() if entry.facts["kind"] == "mixed")
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)

@@ -219,7 +219,7 @@ def test_stopped_half_way_in_any_stage_the_same_run_goes_on_to_the_same_bytes(
 ) -> None:
     out = copy_of(made, tmp_path / "dir", before=stage)
     num_files = sum(name.startswith(FOLDERS[stage] + "/") for name in unbroken) - 1
-    writer = "open_writer" if stage == "pack" else "write_batch"
+    writer = "write_shard" if stage == "pack" else "write_batch"
     for stop_at in (0, num_files // 2):
         with monkeypatch.context() as patch:
             patch.setattr(
@@ -247,7 +247,7 @@ def test_a_stage_begun_with_other_settings_is_refused_by_name(
     tmp_path: Path, log: Path, made: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = copy_of(made, tmp_path / "dir", before=stage)
-    writer = "open_writer" if stage == "pack" else "write_batch"
+    writer = "write_shard" if stage == "pack" else "write_batch"
     with monkeypatch.context() as patch:
         patch.setattr(
             f"hotset.pipeline.stages.{WRITERS.get(stage, stage)}.{writer}", failing_writer(1, RuntimeError)

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ByteSize, ConfigError, ManifestError, MemoryCapError
-from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.folders.manifest import MANIFEST, Manifest, hash_file
+from hotset.pipeline.formats.batch_checksums import CHECKSUMS
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
@@ -462,3 +463,25 @@ def test_progress_is_told_in_bytes_of_the_files(made: Path) -> None:
     assert {(stage, of) for stage, _, of in told} == {("verify", total)}
     done = [done for _, done, _ in told]
     assert done == sorted(done) and len(done) == len(files) and done[-1] == total
+
+
+def test_checksums_of_other_batches_are_found(made: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(made / "dir" / "shards", tmp_path / "shards"))
+    parts = json.loads((copy / MANIFEST).read_text())
+    whole = (copy / CHECKSUMS).read_bytes()
+    # Another checksum of a block, with those of its record, the table and the file computed anew.
+    changed = whole[:-1] + bytes([whole[-1] ^ 1])
+    (copy / CHECKSUMS).write_bytes(changed)
+    (entry,) = [each for each in parts["files"] if each["path"] == CHECKSUMS]
+    entry["xxh3_128"] = hash_file(copy / CHECKSUMS)[1]
+    write_manifest(copy, parts)
+    assert verify(copy, WORKERS) == [f"{copy / CHECKSUMS} is not of the batches in the files next to it"]
+
+
+def test_shards_of_older_versions_have_no_checksums_of_batches(made: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(made / "dir", tmp_path / "dir"))
+    parts = json.loads((copy / "shards" / MANIFEST).read_text())
+    parts["files"] = [entry for entry in parts["files"] if entry["path"] != CHECKSUMS]
+    (copy / "shards" / CHECKSUMS).unlink()
+    write_manifest(copy / "shards", parts)
+    assert verify(copy, WORKERS) == []

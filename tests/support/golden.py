@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file
 
 import hotset
+from hotset.pipeline.formats.batch_checksums import CHECKSUMS
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
 from hotset.workflows.cli import main
 
@@ -122,18 +123,23 @@ def describe(out: Path) -> dict[str, Any]:
         parts = json.loads(manifest.read_text())
         data = hashlib.sha256()
         for path in sorted(path for path in manifest.parent.rglob("*") if path.is_file()):
-            if path != manifest and not path.name.startswith("."):
+            if path not in (manifest, manifest.parent / CHECKSUMS) and not path.name.startswith("."):
                 data.update(path.relative_to(out).as_posix().encode() + path.read_bytes())
         settings = {k: v for k, v in parts.pop("config").items() if k not in DELETED_SETTINGS}
         parts.pop("checksum")
         for made_from in parts["inputs"]:
             made_from.pop("fingerprint", None)
+        # Checksums of batches came later: without them, the hashes are those of the commit named above.
+        parts["files"] = [entry for entry in parts["files"] if entry["path"] != CHECKSUMS]
         others = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
         found[manifest.parent.name] = {
             "data": data.hexdigest()[:32],
             "config": settings,
             "manifest": others.hexdigest()[:32],
         }
+        if (manifest.parent / CHECKSUMS).exists():
+            own = hashlib.sha256((manifest.parent / CHECKSUMS).read_bytes())
+            found[manifest.parent.name]["checksums"] = own.hexdigest()[:32]
     return found
 
 

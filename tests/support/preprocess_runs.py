@@ -10,7 +10,7 @@ from typing import Any
 
 from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.formats import arrow_files
+from hotset.pipeline.formats import arrow_files, batch_checksums
 from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
@@ -71,17 +71,17 @@ def assert_equals_naive_run(
 
 
 def failing_writer(num_files: int, error: type[BaseException]) -> Callable[..., Any]:
-    """`write_batch` or `open_writer`, failing half-way through a file once ``num_files`` were written."""
+    """`write_batch` or `write_shard`, failing half-way through a file once ``num_files`` were written."""
     left = num_files
 
-    def failing(path: Path, columns_or_schema: Any) -> Any:
+    def failing(path: Path, columns_or_schema: Any, *batches: Any) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
             path.write_bytes(b"half of it")
             raise error
-        is_batch = isinstance(columns_or_schema, dict)
-        writer = arrow_files.write_batch if is_batch else arrow_files.open_writer
-        return writer(path, columns_or_schema)
+        if batches:
+            return batch_checksums.write_shard(path, columns_or_schema, *batches)
+        return arrow_files.write_batch(path, columns_or_schema)
 
     return failing

@@ -12,7 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from hotset.pipeline.folders.manifest import Manifest, checksum_of, hash_file
+from hotset.pipeline.folders.manifest import TABLE_FACT, Manifest, checksum_of, hash_file
+from hotset.pipeline.formats.batch_checksums import (
+    CHECKSUMS,
+    checksum_in,
+    checksums_of_file,
+    merged_head,
+    records_in,
+)
 from hotset.pipeline.preprocess import FOLDERS, ID_MAP
 from hotset.train.run_folder.files import CHECKPOINTS
 
@@ -32,8 +39,22 @@ def reseal(folder: Path, change: Any, name: str | None = None) -> Path:
         for batch in batches:
             writer.write_batch(batch)
     entry["bytes"], entry["xxh3_128"] = hash_file(path)
+    reseal_checksums(folder, parts)
     write_manifest(folder, parts)
     return path
+
+
+def reseal_checksums(folder: Path, parts: dict[str, Any]) -> None:
+    """Take the checksums of batches of a folder that has some anew; ``parts`` is its manifest."""
+    for entry in parts["files"]:
+        if entry["path"] == CHECKSUMS:
+            others = [
+                checksums_of_file(folder / each["path"]) for each in parts["files"] if each is not entry
+            ]
+            head = merged_head(others)
+            (folder / CHECKSUMS).write_bytes(b"".join([head, *map(records_in, others)]))
+            entry["bytes"], entry["xxh3_128"] = hash_file(folder / CHECKSUMS)
+            entry[TABLE_FACT] = checksum_in(head)
 
 
 def write_manifest(folder: Path, parts: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotset.pipeline.folders.output import Output
+from hotset.pipeline.formats.batch_checksums import checksums_of_file, note_checksums, write_checksums
 from hotset.tests.support.json_records import AnyRecord
 
 
@@ -57,6 +58,8 @@ class ShardSpec:
     """Those of them that are any number."""
     has_weight: bool = False
     """Whether samples have a weight, which is 0 for some."""
+    has_checksums: bool = True
+    """Whether there are checksums of batches, which shards of older versions lack."""
 
     @property
     def num_features(self) -> int:
@@ -170,6 +173,7 @@ def write_file(output: Output, spec: ShardSpec, kind: str, samples: Samples, par
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batches[0].schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
+        note_checksums(output, f"{kind}-{part:05d}.arrow", checksums_of_file(path))
     return len(starts)
 
 
@@ -202,6 +206,8 @@ def write_shards(folder: Path, spec: ShardSpec | None = None, **changes: Any) ->
     totals = totals_of(spec, counts, batches)
     if spec.labels:
         totals["num_unlabeled"] = sum(int(np.isnan(samples["label"]).sum()) for samples in kinds.values())
+    if spec.has_checksums:
+        write_checksums(output)
     output.seal(AnyRecord(**totals))
     return folder
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -96,6 +96,39 @@ class FeatureBags:
         """Return the bags of the samples from ``first`` to before ``stop``."""
         offsets = self.offsets_B1[first : stop + 1]
         return FeatureBags(offsets - offsets[0], self.ids_N[offsets[0] : offsets[-1]])
+
+
+class Lookups(Protocol):
+    """The lookups of some samples, with other columns or without."""
+
+    @property
+    def ids_BF(self) -> NDArray[np.int32]:  # noqa: N802
+        """Ids of the one-hot features."""
+
+    @property
+    def bags(self) -> tuple[FeatureBags, ...]:
+        """Lookups of the multi-hot features."""
+
+    @property
+    def num_samples(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLookups:
+    """The lookups of a batch alone; the fields are those of `Batch`."""
+
+    ids_BF: NDArray[np.int32]
+    bags: tuple[FeatureBags, ...]
+    is_hot_only: bool
+
+    @property
+    def num_samples(self) -> int:
+        return int(self.ids_BF.shape[0])
+
+    def cut(self, first: int, stop: int) -> BatchLookups:
+        """Return those of the samples from ``first`` to before ``stop``."""
+        bags = tuple(bags.cut(first, stop) for bags in self.bags)
+        return BatchLookups(self.ids_BF[first:stop], bags, self.is_hot_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +251,7 @@ class IdReader:
         # All columns: their matrix is taken as it is, without a copy.
         self._takes_all = self._is_one_hot and len(self._positions) == is_multi_hot.count(False)
 
-    def read(self, batch: Batch) -> BatchIds:
+    def read(self, batch: Lookups) -> BatchIds:
         """The lookups of the chosen tables."""
         if not self._is_one_hot:
             return self._read_bags(batch)
@@ -235,7 +268,7 @@ class IdReader:
         assert bags_N is not None, "lookups with bags have them of tables"
         return group_lookups(of_bags(ids.ids_N, bags_N, self._num_rows_F))
 
-    def _read_bags(self, batch: Batch) -> BatchIds:
+    def _read_bags(self, batch: Lookups) -> BatchIds:
         num_samples = batch.num_samples
         num_features = len(self._positions)
         # The length of every bag, in sample order, then feature order; from it where each bag begins.
@@ -375,6 +408,13 @@ def join(parts: Sequence[Batch]) -> Batch:
         tuple(_join_bags(bags) for bags in zip(*(part.bags for part in parts), strict=True)),
         {name: np.concatenate([part.of_samples[name] for part in parts]) for name in parts[0].of_samples},
     )
+
+
+def join_lookups(parts: Sequence[BatchLookups]) -> BatchLookups:
+    """Return the lookups of several batches as those of one."""
+    bags = zip(*(part.bags for part in parts), strict=True)
+    ids_BF = np.concatenate([part.ids_BF for part in parts])
+    return BatchLookups(ids_BF, tuple(map(_join_bags, bags)), all(part.is_hot_only for part in parts))
 
 
 def _join_bags(parts: Sequence[FeatureBags]) -> FeatureBags:

@@ -14,24 +14,26 @@ import resource
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ...pipeline.errors import ShardError, hint_to_rewrite
 from ...pipeline.folders.manifest import FileEntry
 from ...pipeline.folders.totals import ShardFacts
 from ...pipeline.formats.arrow_files import damage_named, numpy_type
+from ...pipeline.formats.batch_checksums import BLOCK_SAMPLES, block_bounds
 from ...pipeline.formats.sample_columns import is_there, type_of
+from ...pipeline.formats.stored_batches import StoredBatch, StoredBuffer
 from ...pipeline.schema.schema import GROUP, LABEL, WEIGHT
-from .batch import Batch, FeatureBags
+from .batch import Batch, BatchLookups, FeatureBags
 
 _ALIGNMENT = 64
 Chunks = tuple[NDArray[np.uint8], ...]
@@ -98,21 +100,26 @@ class UnchangedFile:
         """Read bytes into new memory, at most those that the file has."""
         # Never more than the file has: a damaged file could request all memory.
         num_bytes = max(0, min(num_bytes, self._num_bytes - self.cursor.position))
+        chunk = self.read_at(self.cursor.position, num_bytes)
+        self.cursor.position += num_bytes
+        self.cursor.chunks.append(chunk)
+        return chunk
+
+    def read_at(self, position: int, num_bytes: int) -> NDArray[np.uint8]:
+        """Read bytes that the file has into new memory."""
         # Aligned as in the file, whatever the allocator gives: libraries may order sums by alignment.
         memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-        start = (self.cursor.position - memory.ctypes.data) % _ALIGNMENT
+        start = (position - memory.ctypes.data) % _ALIGNMENT
         chunk = memory[start : start + num_bytes]
         num_read = 0
         if num_bytes:
             with suppress(FileNotFoundError), _open_files.descriptor(self._number) as descriptor:
-                num_read = os.preadv(descriptor, [chunk.data], self.cursor.position)
+                num_read = os.preadv(descriptor, [chunk.data], position)
         # A file that was cut short meanwhile, or is gone, is named as changed; anything else is an error of
         # the disk.
         if num_read != num_bytes:
             self.refuse_change()
             raise OSError(f"{num_read} of {num_bytes} bytes could be read")
-        self.cursor.position += num_bytes
-        self.cursor.chunks.append(chunk)
         return chunk
 
 
@@ -196,6 +203,8 @@ def view_of(chunks: Chunks, buffer: Any, first: int, count: int, kind: Any) -> N
 
 
 _FAULT = "cannot be read"
+
+
 HAS_GROUP = "has_group"
 """Entry of a batch next to its groups: whether a sample has one."""
 
@@ -215,16 +224,116 @@ class Columns:
     """Names of the columns of labels that are any number."""
 
 
-class ShardFile:
-    """One Arrow IPC file, read batch by batch into the arrays' own memory."""
+class BatchArrays(Protocol):
+    """The columns of one batch, or of some of its samples, as arrays."""
 
-    def __init__(self, path: Path, entry: FileEntry, facts: ShardFacts) -> None:
+    @property
+    def num_samples(self) -> int: ...
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the columns."""
+
+    def values(self, name: str, kind: DTypeLike, width: int | None = None) -> NDArray[Any]:
+        """Return the values of a column, or those of its lists of ``width`` as a matrix."""
+
+    def is_there(self, name: str) -> NDArray[np.bool_] | None:
+        """Return which samples have a value; None where all have."""
+
+    def bags(self, name: str) -> FeatureBags:
+        """Return a column of lists."""
+
+
+class StoredArrays(NamedTuple):
+    """The columns of a batch whose buffers have checksums (`BatchArrays`)."""
+
+    read: Callable[[int, int], NDArray[np.uint8]]
+    """Returns bytes of the file from a position on, so many."""
+    stored: StoredBatch
+    names: Collection[str]
+    first: int
+    """The first of the samples that are wanted; their blocks alone are read."""
+    num_samples: int
+    chunk: NDArray[np.uint8] | None
+    """Bytes of the body that were read already; None: buffers are read one by one."""
+    chunk_start: int
+    """Where they begin in the body."""
+    is_hashed: bool
+    """Whether the bytes of the file are known to be right."""
+
+    def values(self, name: str, kind: DTypeLike, width: int | None = None) -> NDArray[Any]:
+        buffer = self.stored.layout.buffers[name, "values"]
+        dtype = np.dtype(kind)
+        row_bytes = buffer.type.width
+        assert row_bytes == dtype.itemsize * (1 if width is None else width), "the manifest has both"
+        shape = (self.num_samples,) if width is None else (self.num_samples, width)
+        if not row_bytes or not self.num_samples:
+            return np.empty(shape, dtype)
+        # Whole blocks are read and verified, and cut to the samples.
+        first = self.first // BLOCK_SAMPLES
+        stop = -(-(self.first + self.num_samples) // BLOCK_SAMPLES)
+        data = self._blocks(buffer, buffer.bounds[first : stop + 1], first)
+        start = (self.first - first * BLOCK_SAMPLES) * row_bytes
+        return data[start : start + self.num_samples * row_bytes].view(dtype).reshape(shape)
+
+    def is_there(self, name: str) -> NDArray[np.bool_] | None:
+        buffer = self.stored.layout.buffers[name, "bitmap"]
+        if not buffer.num_bytes:
+            return None
+        bits = np.unpackbits(self._blocks(buffer, buffer.bounds), bitorder="little")
+        return bits[self.first :][: self.num_samples].astype(np.bool_)
+
+    def bags(self, name: str) -> FeatureBags:
+        assert self.num_samples == self.stored.layout.num_samples, "lists are read whole"
+        offsets, elements = (
+            self.stored.layout.buffers[name, "offsets"],
+            self.stored.layout.buffers[name, "elements"],
+        )
+        data = self._blocks(offsets, offsets.bounds)
+        offsets_B1 = data[: offsets.num_bytes].view(np.int32)
+        check_offsets(name, offsets_B1, elements.num_bytes // elements.type.width)
+        bounds = block_bounds(elements.type, self.num_samples, elements.num_bytes, offsets_B1)
+        ids_N = self._blocks(elements, bounds)[: elements.num_bytes].view(np.int32)
+        first, last = offsets_B1[[0, -1]].tolist()
+        return FeatureBags(offsets_B1 - first if first else offsets_B1, ids_N[first:last])
+
+    def _blocks(self, buffer: StoredBuffer, bounds: Sequence[int], first_block: int = 0) -> NDArray[np.uint8]:
+        """Read contiguous blocks of a buffer, and verify them."""
+        start, num_bytes = buffer.start + bounds[0], bounds[-1] - bounds[0]
+        if self.chunk is None:
+            data = self.read(self.stored.start + start, num_bytes)
+        else:
+            data = self.chunk[start - self.chunk_start :][:num_bytes]
+        if not self.is_hashed:
+            self.stored.check(buffer, data, bounds, first_block)
+        return data
+
+
+class ShardFile:
+    """One Arrow IPC file, read batch by batch into the arrays' own memory.
+
+    Where shards have checksums of batches, the file is neither parsed nor read before its first batch is, and
+    what is read is verified, unless the file was hashed as a whole.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        entry: FileEntry,
+        facts: ShardFacts,
+        stored: Callable[[int], StoredBatch] | None = None,
+    ) -> None:
         self.path = path
         self.entry = entry
         self.facts = facts
+        self.is_hashed = False
+        """Whether the file was hashed as a whole since it was opened."""
+        self._stored = stored
         self._readers = threading.local()
         with damage_named(path, ShardError, _FAULT):
             self._file = UnchangedFile(path)
+            if stored is not None:
+                return
             num_batches = self._reader().num_record_batches
         if num_batches != facts.num_batches:
             raise ShardError(
@@ -232,47 +341,146 @@ class ShardFile:
                 hint=hint_to_rewrite(path.parent),
             )
 
-    def read(self, index: int, columns: Columns, *, is_hot_only: bool) -> Batch:
-        """Read batch ``index``; raises ShardError where the columns are not those of a shard."""
-        with damage_named(self.path, ShardError, _FAULT):
+    @property
+    def verifies_reads(self) -> bool:
+        """Whether a flipped byte is found when it is read, without hashing the file first."""
+        return self._stored is not None
+
+    def read(
+        self,
+        index: int,
+        columns: Columns,
+        is_hot_only: bool,
+        *,
+        lookups: BatchLookups | None = None,
+        part: tuple[int, int] | None = None,
+    ) -> Batch:
+        """Read batch ``index``.
+
+        Args:
+            index: the batch.
+            columns: those of the shards.
+            is_hot_only: whether all its lookups are hot.
+            lookups: those of the samples, where they were read already.
+            part: the first and the last-plus-one sample that are wanted; None: all. With a part the lookups
+                are given.
+
+        Raises:
+            ShardError: the bytes are not those that were sealed.
+            Exception: one of `DAMAGE`; the columns are not those of a shard.
+        """
+        arrays = self._arrays(index, (), part)
+        label_B = arrays.values(LABEL, np.float32)
+        if columns.may_lack_label:
+            label_B = with_gaps(arrays, LABEL, label_B)
+        is_hot_B = arrays.values("is_hot", np.uint8) if "is_hot" in arrays.names else None
+        dense_BK = arrays.values("dense", np.float32, columns.num_dense)
+        ids = ids_of(arrays, columns, is_hot_only) if lookups is None else lookups
+        # Values that would spoil a training without a word are refused here.
+        are_numbers = LABEL in columns.numbers
+        refuse_wild_values(
+            dense_BK, label_B, index, may_lack_label=columns.may_lack_label, are_numbers=are_numbers
+        )
+        of_samples = columns_of_samples(arrays, columns, index) if columns.of_samples else {}
+        return Batch(
+            torch.from_numpy(label_B),
+            torch.from_numpy(dense_BK),
+            ids.ids_BF,
+            is_hot_B,
+            is_hot_only,
+            ids.bags,
+            of_samples,
+        )
+
+    def read_lookups(self, index: int, columns: Columns, is_hot_only: bool) -> BatchLookups:
+        """Read the lookups of batch ``index`` alone; raises as `read`."""
+        return ids_of(self._arrays(index, ("ids", *columns.multi_hot), None), columns, is_hot_only)
+
+    def _arrays(self, index: int, names: Sequence[str], part: tuple[int, int] | None) -> BatchArrays:
+        """Return the arrays of a batch.
+
+        Args:
+            index: the batch.
+            names: columns that will be asked for, which are contiguous; none: all of them.
+            part: samples that will be; None: all of them.
+        """
+        self._file.refuse_change()
+        if self._stored is None:
             reader = self._reader()
-            self._file.refuse_change()
             self._file.cursor.chunks.clear()
             batch, chunks = reader.get_batch(index), tuple(self._file.cursor.chunks)
             # The file may be anything: its structure is checked before its columns are, and these before
             # values.
             batch.validate()
-            names = set(batch.schema.names)
-            label_B = _array(batch, chunks, LABEL, pa.float32())
-            if columns.may_lack_label:
-                label_B = _with_gaps(batch, LABEL, label_B)
-            is_hot_B = _array(batch, chunks, "is_hot", pa.uint8()) if "is_hot" in names else None
-            dense_BK = _array(batch, chunks, "dense", pa.float32(), columns.num_dense)
-            ids_BF = np.empty((len(batch), 0), np.int32)
-            if columns.num_one_hot or "ids" in names:
-                ids_BF = _array(batch, chunks, "ids", pa.int32(), columns.num_one_hot)
-            bags = tuple(_bags(batch, chunks, name) for name in columns.multi_hot)
-            # Values that would spoil a training without a word are refused here.
-            are_numbers = LABEL in columns.numbers
-            refuse_wild_values(
-                dense_BK, label_B, index, may_lack_label=columns.may_lack_label, are_numbers=are_numbers
-            )
-            of_samples = _of_samples(batch, chunks, columns, index) if columns.of_samples else {}
-        return Batch(
-            torch.from_numpy(label_B),
-            torch.from_numpy(dense_BK),
-            ids_BF,
-            is_hot_B,
-            is_hot_only,
-            bags,
-            of_samples,
-        )
+            return _ArrowArrays(batch if part is None else batch.slice(part[0], part[1] - part[0]), chunks)
+        stored = self._stored(index)
+        read, layout = self._file.read_at, stored.layout
+        if part is not None:
+            first, stop = part
+            return StoredArrays(read, stored, layout.names, first, stop - first, None, 0, self.is_hashed)
+        # Of a whole batch the buffers are one range of the file.
+        start, stop = layout.range_of(names) if names else (0, layout.num_bytes)
+        chunk = read(stored.start + start, stop - start)
+        return StoredArrays(read, stored, layout.names, 0, layout.num_samples, chunk, start, self.is_hashed)
 
     def _reader(self) -> Any:
         """The file as Arrow parsed it for this thread: others read other batches meanwhile."""
         if not hasattr(self._readers, "reader"):
             self._readers.reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
         return self._readers.reader
+
+
+class _ArrowArrays:
+    """The columns of a batch that Arrow parsed (`BatchArrays`)."""
+
+    def __init__(self, batch: Any, chunks: Chunks) -> None:
+        self._batch = batch
+        self._chunks = chunks
+        self.names = frozenset(batch.schema.names)
+        self.num_samples = len(batch)
+
+    def values(self, name: str, dtype: DTypeLike, width: int | None = None) -> NDArray[Any]:
+        column = self._batch.column(name)
+        kind = pa.from_numpy_dtype(np.dtype(dtype))
+        wanted = kind if width is None else pa.list_(kind, width)
+        if column.type != wanted:
+            raise TypeError(f"column {name!r} is {column.type}, want {wanted}")
+        if width is None:
+            return view_of(self._chunks, column.buffers()[1], column.offset, len(column), kind)
+        # An offset of the batch counts rows of the matrix; its values are one flat buffer.
+        values = column.values.buffers()[1]
+        matrix = view_of(self._chunks, values, column.offset * width, len(column) * width, kind)
+        return matrix.reshape(len(column), width)
+
+    def is_there(self, name: str) -> NDArray[np.bool_] | None:
+        column = self._batch.column(name)
+        return is_there(column) if column.null_count else None
+
+    def bags(self, name: str) -> FeatureBags:
+        column = self._batch.column(name)
+        if column.type != pa.list_(pa.int32()):
+            raise TypeError(f"column {name!r} is {column.type}, want {pa.list_(pa.int32())}")
+        offsets = view_of(self._chunks, column.buffers()[1], column.offset, len(column) + 1, pa.int32())
+        # A list column may begin in the middle of its values.
+        check_offsets(name, offsets, len(column.values))
+        first, last = int(offsets[0]), int(offsets[-1])
+        values = column.values
+        ids_N = view_of(self._chunks, values.buffers()[1], values.offset + first, last - first, pa.int32())
+        return FeatureBags(offsets - offsets[0] if first else offsets, ids_N)
+
+
+def check_offsets(name: str, offsets_B1: NDArray[np.int32], num_elements: int) -> None:
+    """Raise ValueError where the offsets of lists are not such that one may read by them."""
+    if offsets_B1[0] < 0 or np.any(np.diff(offsets_B1) < 0) or offsets_B1[-1] > num_elements:
+        raise ValueError(f"the offsets of {name!r} are out of order")
+
+
+def ids_of(arrays: BatchArrays, columns: Columns, is_hot_only: bool) -> BatchLookups:
+    """Return the lookups of a batch."""
+    ids_BF = np.empty((arrays.num_samples, 0), np.int32)
+    if columns.num_one_hot or "ids" in arrays.names:
+        ids_BF = arrays.values("ids", np.int32, columns.num_one_hot)
+    return BatchLookups(ids_BF, tuple(map(arrays.bags, columns.multi_hot)), is_hot_only)
 
 
 def refuse_wild_values(
@@ -297,54 +505,26 @@ def refuse_wild_values(
         raise ValueError(f"a label of batch {number} is neither 0 nor 1")
 
 
-def _with_gaps(batch: Any, name: str, values_B: NDArray[np.float32]) -> NDArray[np.float32]:
+def with_gaps(arrays: BatchArrays, name: str, values_B: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return values with NaN where the column has none, whatever its memory has there."""
-    column = batch.column(name)
-    return np.where(is_there(column), values_B, np.float32(np.nan)) if column.null_count else values_B
+    has_value_B = arrays.is_there(name)
+    return values_B if has_value_B is None else np.where(has_value_B, values_B, np.float32(np.nan))
 
 
-def _of_samples(batch: Any, chunks: Chunks, columns: Columns, number: int) -> dict[str, NDArray[Any]]:
+def columns_of_samples(arrays: BatchArrays, columns: Columns, number: int) -> dict[str, NDArray[Any]]:
     """Return `Batch.of_samples`; raises ValueError for a label or a weight that is none."""
     found: dict[str, NDArray[Any]] = {}
     for name in columns.of_samples:
-        found[name] = _array(batch, chunks, name, type_of(name))
+        found[name] = arrays.values(name, numpy_type(type_of(name)))
         if name == GROUP:
-            found[HAS_GROUP] = is_there(batch.column(name))
+            has_group_B = arrays.is_there(name)
+            found[HAS_GROUP] = np.ones(arrays.num_samples, np.bool_) if has_group_B is None else has_group_B
         elif name == WEIGHT:
             if not ((found[name] >= 0) & np.isfinite(found[name])).all():
                 raise ValueError(f"a weight of batch {number} is not a number of 0 or more")
         else:
-            found[name] = _with_gaps(batch, name, found[name])
+            found[name] = with_gaps(arrays, name, found[name])
             no_values = np.empty((0, 0), np.float32)
             are_numbers = name in columns.numbers
             refuse_wild_values(no_values, found[name], number, may_lack_label=True, are_numbers=are_numbers)
     return found
-
-
-def _array(batch: Any, chunks: Chunks, name: str, kind: Any, width: int | None = None) -> NDArray[Any]:
-    """Return the values of a column, or with a ``width`` those of its lists as a matrix."""
-    column = batch.column(name)
-    wanted = kind if width is None else pa.list_(kind, width)
-    if column.type != wanted:
-        raise TypeError(f"column {name!r} is {column.type}, want {wanted}")
-    if width is None:
-        return view_of(chunks, column.buffers()[1], column.offset, len(column), kind)
-    # An offset of the batch counts rows of the matrix; its values are one flat buffer.
-    values = column.values.buffers()[1]
-    matrix = view_of(chunks, values, column.offset * width, len(column) * width, kind)
-    return matrix.reshape(len(column), width)
-
-
-def _bags(batch: Any, chunks: Chunks, name: str) -> FeatureBags:
-    column = batch.column(name)
-    if column.type != pa.list_(pa.int32()):
-        raise TypeError(f"column {name!r} is {column.type}, want {pa.list_(pa.int32())}")
-    offsets = view_of(chunks, column.buffers()[1], column.offset, len(column) + 1, pa.int32())
-    # A list column may begin in the middle of its values; offsets are checked before they are used to
-    # read.
-    first, last = int(offsets[0]), int(offsets[-1])
-    if first < 0 or np.any(np.diff(offsets) < 0) or last > len(column.values):
-        raise ValueError(f"the offsets of {name!r} are out of order")
-    values = column.values
-    ids_N = view_of(chunks, values.buffers()[1], values.offset + first, last - first, pa.int32())
-    return FeatureBags(offsets - offsets[0] if first else offsets, ids_N)

@@ -18,13 +18,13 @@ import copy
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,8 @@ from ...pipeline.folders.totals import (
     by_feature,
     for_features,
 )
-from ...pipeline.formats.arrow_files import DAMAGE
+from ...pipeline.formats.arrow_files import DAMAGE, damage_named
+from ...pipeline.formats.stored_batches import StoredBatches
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema import LABEL, check_name, label_column, nearest
 from ...pipeline.settings import LastBatch
@@ -55,12 +56,13 @@ from ...stats.batch_rows import first_stray_lookup
 from ...stats.ranking.ranking import tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import tag_cold_bags
-from .batch import Batch, EmbeddingTable, join, with_histories
+from .batch import Batch, BatchLookups, EmbeddingTable, Lookups, join, join_lookups, with_histories
 from .shard_file import Columns, ShardFile
 
 _log = logging.getLogger(__name__)
 _STAGE = "pack"
 _VERSION = 1
+Found = TypeVar("Found", bound=Lookups)
 _KINDS = ("hot_only", "mixed", "evaluation")
 
 
@@ -71,6 +73,18 @@ class _BatchPosition:
     file: int
     index: int
     is_hot_only: bool
+
+
+def _open_files(manifest: Manifest) -> list[ShardFile]:
+    """Open the files of shards in the order of their manifest, and their checksums of batches, if any."""
+    files = [(entry, manifest.facts_of(ShardFacts, entry)) for _, entry in manifest.parts()]
+    stored = StoredBatches.open(manifest, files)
+    return [
+        ShardFile(
+            manifest.checked_path(entry), entry, facts, partial(stored.batch, number) if stored else None
+        )
+        for number, (entry, facts) in enumerate(files)
+    ]
 
 
 def _tables_of(totals: ShardsTotals) -> tuple[EmbeddingTable, ...]:
@@ -137,10 +151,7 @@ class Shards:
             widths = [table.embedding_dim for table in self.tables]
             if min(self.embedding_dim, self.batch_size, *widths) < 1:
                 raise ValueError("embedding_dim or batch_size below 1")
-            self._files = [
-                ShardFile(manifest.checked_path(entry), entry, manifest.facts_of(ShardFacts, entry))
-                for entry in manifest.files
-            ]
+            self._files = _open_files(manifest)
             self._training, self._evaluation = self._positions_by_kind()
             self._merged: dict[int, _BatchPosition] = {}
             """Short batches that are a part of another, by the number of that one."""
@@ -273,6 +284,8 @@ class Shards:
                         f"{file.path} is damaged: its checksum is {checksum}, want {file.entry.xxh3_128}",
                         hint=hint_to_rewrite(self.manifest.folder),
                     )
+                # What was written to since the file was opened would be named at the next read.
+                file.is_hashed = True
 
     def file_states(self, kinds: Collection[str] = _KINDS) -> tuple[tuple[int, int, int], ...]:
         """Return inode, bytes and change time (ns) of the files of these kinds.
@@ -297,7 +310,7 @@ class Shards:
         """Return the first sample of each batch, and the end of the last."""
         starts = [0]
         for position in positions:
-            left = self.manifest.files[position.file].num_samples - position.index * self.batch_size
+            left = self._files[position.file].entry.num_samples - position.index * self.batch_size
             starts.append(starts[-1] + min(left, self.batch_size))
         return starts
 
@@ -348,15 +361,23 @@ class Shards:
 
     def training_batch(self, number: int) -> Batch:
         """The training batch ``number``."""
-        batch = self._read(self._training[number])
+        batch = self._read(self._training[number], ShardFile.read)
         if number in self._merged:
-            return join([batch, self._read(self._merged[number])])
+            return join([batch, self._read(self._merged[number], ShardFile.read)])
         return batch
+
+    def training_lookups(self, number: int) -> BatchLookups:
+        """The lookups of training batch ``number``, whose other columns are not read."""
+        lookups = self._read(self._training[number], ShardFile.read_lookups)
+        if number in self._merged:
+            merged = self._read(self._merged[number], ShardFile.read_lookups)
+            return join_lookups([lookups, merged])
+        return lookups
 
     def evaluation_batch(self, number: int) -> Batch:
         """The evaluation batch ``number``, in log order."""
         position = self._evaluation[number]
-        batch = self._read(position)
+        batch = self._read(position, ShardFile.read)
         if batch.is_hot_B is None:
             raise ShardError(
                 f"{self._files[position.file].path}: no column 'is_hot'",
@@ -383,35 +404,44 @@ class Shards:
             tag_cold_bags(bags.offsets_B1, bags.ids_N, num_hot, is_hot_B)
         return is_hot_B
 
-    def _read(self, position: _BatchPosition) -> Batch:
+    def _read(
+        self, position: _BatchPosition, read: Callable[[ShardFile, int, Columns, bool], Found]
+    ) -> Found:
+        """Read a batch, or its lookups; check them against the manifest, as the file is not trusted."""
         file = self._files[position.file]
-        # The file is not trusted: its sizes and ids are checked against the manifest.
-        batch = file.read(position.index, self._columns, is_hot_only=position.is_hot_only)
-        where = f"{file.path}: batch {position.index}"
-        left = self.manifest.files[position.file].num_samples - position.index * self.batch_size
-        if batch.num_samples != min(left, self.batch_size):
+        try:
+            found = read(file, position.index, self._columns, position.is_hot_only)
+        except DAMAGE:
+            with damage_named(file.path, ShardError, "cannot be read"):
+                raise
+        left = file.entry.num_samples - position.index * self.batch_size
+        wanted = min(left, self.batch_size)
+        if found.num_samples != wanted:
             raise ShardError(
-                f"{where} has {batch.num_samples} samples, want {min(left, self.batch_size)}",
+                f"{self._where(position)} has {found.num_samples} samples, want {wanted}",
                 hint=hint_to_rewrite(self.manifest.folder),
             )
         # Checked at each read: an id beyond its table would read or write another table's rows. Hot-only
         # batches have hot ids alone.
-        limit_F = self._num_hot_F if batch.is_hot_only else self._num_rows_F
-        stray = first_stray_lookup(batch.ids_BF, limit_F[self._one_hot])
+        limit_F = self._num_hot_F if position.is_hot_only else self._num_rows_F
+        stray = first_stray_lookup(found.ids_BF, limit_F[self._one_hot])
         if stray >= 0:
             number = self._one_hot[stray % len(self._one_hot)]
-            self._refuse_stray(number, int(batch.ids_BF.flat[stray]), batch, where)
-        for number, bags in zip(self._multi_hot, batch.bags, strict=True):
+            self._refuse_stray(number, int(found.ids_BF.flat[stray]), position)
+        for number, bags in zip(self._multi_hot, found.bags, strict=True):
             stray = first_stray_lookup(bags.ids_N[:, None], limit_F[number : number + 1])
             if stray >= 0:
-                self._refuse_stray(number, bags.ids_N[stray], batch, where)
-        return batch
+                self._refuse_stray(number, bags.ids_N[stray], position)
+        return found
 
-    def _refuse_stray(self, number: int, found: int, batch: Batch, where: str) -> NoReturn:
+    def _where(self, position: _BatchPosition) -> str:
+        return f"{self._files[position.file].path}: batch {position.index}"
+
+    def _refuse_stray(self, number: int, found: int, position: _BatchPosition) -> NoReturn:
         table = self.tables[number]
-        wanted = f"{table.num_hot} hot rows" if batch.is_hot_only else f"{table.num_rows} rows"
+        wanted = f"{table.num_hot} hot rows" if position.is_hot_only else f"{table.num_rows} rows"
         raise ShardError(
-            f"{where}: id {found} in table {table.name} of {wanted}",
+            f"{self._where(position)}: id {found} in table {table.name} of {wanted}",
             hint=hint_to_rewrite(self.manifest.folder),
         )
 

@@ -54,9 +54,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "totals.batches.evaluation": (-1, 10**7),
     "config.batch_size": (0, -1, "x", None, 2**40, 1.5),
     "config.order": ("none", None, 3),
-    "files.0.batches": (-1, 10**7, None, 0),
-    "files.0.kind": ("odd", None, 3),
-    "files.0.hot_only_batches": ([-1], [99], "x"),
+    "files.1.batches": (-1, 10**7, None, 0),
+    "files.1.kind": ("odd", None, 3),
+    "files.1.hot_only_batches": ([-1], [99], "x"),
     "stage": ("split",),
     "version": (2, 0),
 }

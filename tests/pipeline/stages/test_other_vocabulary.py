@@ -57,7 +57,8 @@ def test_ids_are_those_of_a_log_that_holds_both_days(model: Path, tmp_path: Path
     np.testing.assert_array_equal(ids[0], ids[1])
     shards = [Manifest.read(tmp_path / name / "shards") for name in ("both", "two")]
     evaluation = [
-        [entry.xxh3_128 for entry in folder.files if entry.facts["kind"] == "evaluation"] for folder in shards
+        [entry.xxh3_128 for _, entry in folder.parts() if entry.facts["kind"] == "evaluation"]
+        for folder in shards
     ]
     assert evaluation[0] == evaluation[1]
     assert shards[1].totals["samples"] == {"hot_only": 0, "mixed": 0, "evaluation": 700}

@@ -232,7 +232,7 @@ def kill_in_pack(case: Case, out: Path, where: str, number: int, **options: Any)
             "record": (piece_files, "write_synced"),
             "read": (os, "preadv"),
             "map": (TwoPhases, "_map_run"),
-            "shard": (pack_stage, "open_writer"),
+            "shard": (pack_stage, "write_shard"),
         }[where]
         patch.setattr(module, name, killing(number, getattr(module, name)))
         try:
@@ -466,7 +466,7 @@ def test_a_failing_shard_leaves_a_folder_that_goes_on(
     case = cases["criteo"]
     out = tmp_path / "shards"
     with cache_of(0, case), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack_stage, "open_writer", failing_writer(3, KeyboardInterrupt))
+        patch.setattr(pack_stage, "write_shard", failing_writer(3, KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             case.pack(out, case.part_bytes, 2)
         patch.undo()

@@ -14,7 +14,7 @@ def stored(shards: Manifest, kind: str) -> list[tuple[Any, ...]]:
     totals = shards.totals
     lists = [table["name"] for table in totals["tables"] if table.get("is_multi_hot")]
     batches = []
-    for entry in shards.files:
+    for _, entry in shards.parts():
         if entry.facts["kind"] != kind:
             continue
         with pa.memory_map(str(shards.folder / entry.path)) as file:

@@ -110,7 +110,7 @@ def shuffled(sample_numbers: Sequence[int], seed: int) -> list[int]:
 
 def batches_of(shards: Manifest, kind: str) -> Iterator[tuple[list[ShardSample], list[int] | None]]:
     """Samples of each batch of a kind, in order, and their tags where the kind has some; checks the form."""
-    for entry in shards.files:
+    for _, entry in shards.parts():
         if entry.facts["kind"] == kind:
             yield from _batches_of_file(shards, entry.path)
 

@@ -25,6 +25,7 @@ import hotset
 import hotset.nn
 from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.formats.batch_checksums import CHECKSUMS
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.tests.support.hints import Shell, follows, hint_of, interrupt, write_map
 from hotset.tests.support.resealed import reseal, write_manifest
@@ -97,14 +98,31 @@ def test_shards_unlike_their_manifest_are_packed_again(shell: Shell) -> None:
 
 
 def _as_it_is(parts: dict[str, Any], path: Path) -> None:
+    _drop_checksums(parts)
     entry = next(entry for entry in parts["files"] if entry["path"] == path.name)
     entry["bytes"] = path.stat().st_size
+
+
+def _drop_checksums(parts: dict[str, Any]) -> None:
+    """Make shards ones of an older version."""
+    parts["files"] = [entry for entry in parts["files"] if entry["path"] != CHECKSUMS]
+
+
+@follows("train/data/shard_file.py::ShardFile.__init__")
+def test_older_shards_of_another_number_of_batches_are_packed_again(shell: Shell) -> None:
+    def other_batches(parts: dict[str, Any]) -> None:
+        _drop_checksums(parts)
+        parts["files"][0]["batches"] = 999
+
+    change_manifest("data/shards", other_batches)
+    shell.obey(shell.refused(*TRAIN, "other"))
+    retrained(shell)
 
 
 @follows("train/data/shards.py::Shards._refuse_stray Shards.evaluation_batch")
 def test_stray_ids_and_lost_columns_are_packed_again(shell: Shell) -> None:
     shards = Shards.open(Path("data"))
-    shards._read = lambda position: SimpleNamespace(is_hot_B=None)  # type: ignore[method-assign, assignment, return-value]
+    shards._read = lambda *_: SimpleNamespace(is_hot_B=None)  # type: ignore[method-assign, assignment]
     assert hint_of(lambda: shards.evaluation_batch(0)).startswith("`rm -r data/shards && hotset pack data`")
 
     def stray(columns: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Files that are read as they were when they were opened, with few of them open at a time."""
+"""Files that are read as they were when they were opened, with few of them open at a time.
+
+Every flipped byte of a batch is found before it is used, whichever buffer and samples are read.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,21 @@ import os
 import resource
 import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ShardError
+from hotset.pipeline.formats.batch_checksums import BLOCK_SAMPLES
+from hotset.pipeline.formats.stored_batches import DamagedBatchError
 from hotset.tests.support.processes.descriptors import open_files
-from hotset.train.data.shard_file import UnchangedFile
+from hotset.tests.support.shard_factory import write_shards
+from hotset.train.data.batch import Batch
+from hotset.train.data.shard_file import ShardFile, UnchangedFile
+from hotset.train.data.shards import Shards
 
 
 def write_files(folder: Path, count: int) -> list[Path]:
@@ -89,3 +101,127 @@ def test_a_file_that_is_cut_short_or_written_to_is_named(tmp_path: Path) -> None
     paths[1].write_bytes(b"y" * 1001)
     with pytest.raises(ShardError, match="was changed by another program"):
         files[1].refuse_change()
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "one-hot": {},
+    "lists": {"multi_hot": (0, 2)},
+    "lists alone": {"multi_hot": (0, 1, 2), "num_dense": 0},
+    "labels": {"labels": ("click", "buy"), "has_weight": True},
+}
+
+
+def made(folder: Path, kind: str) -> Shards:
+    spec = KINDS[kind] | {"batch_size": 300, "num_hot_only": 0, "num_mixed": 500, "num_evaluation": 310}
+    return Shards.open(write_shards(folder / "shards", **spec))
+
+
+def equal(one: Batch, other: Batch) -> bool:
+    pairs = [(one.label_B.numpy(), other.label_B.numpy()), (one.dense_BK.numpy(), other.dense_BK.numpy())]
+    pairs += [(one.ids_BF, other.ids_BF)]
+    pairs += [(one.of_samples[name], other.of_samples[name]) for name in one.of_samples]
+    for own, its in zip(one.bags, other.bags, strict=True):
+        pairs += [(own.ids_N, its.ids_N), (own.offsets_B1, its.offsets_B1)]
+    return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
+
+
+def of_old_shards(file: ShardFile) -> ShardFile:
+    """The same file as Arrow parses it."""
+    return ShardFile(file.path, file.entry, file.facts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_those_that_arrow_parses(kind: str, tmp_path: Path) -> None:
+    shards = made(tmp_path, kind)
+    for file in shards._files:
+        old = of_old_shards(file)
+        assert file.verifies_reads and not old.verifies_reads
+        for number in range(2):
+            found, wanted = (each.read(number, shards._columns, False) for each in (file, old))
+            assert equal(found, wanted)
+            lookups = file.read_lookups(number, shards._columns, False)
+            np.testing.assert_array_equal(lookups.ids_BF, wanted.ids_BF)
+            for bounds in ((0, 0), (0, 128), (100, 129), (128, 200), (5, wanted.num_samples)):
+                first, stop = (min(each, wanted.num_samples) for each in bounds)
+                for each in (file, old):
+                    part = each.read(
+                        number,
+                        shards._columns,
+                        False,
+                        lookups=lookups.cut(first, stop),
+                        part=(first, stop),
+                    )
+                    assert equal(part, wanted.cut(first, stop))
+
+
+@given(data=st.data(), kind=st.sampled_from(sorted(KINDS)), file=st.integers(0, 1), batch=st.integers(0, 1))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_flipped_byte_is_named_by_file_batch_and_buffer(
+    data: st.DataObject, kind: str, file: int, batch: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / kind
+    if not folder.exists():
+        made(folder, kind)
+    shards = Shards.open(folder / "shards")
+    own = shards._files[file]
+    assert own._stored is not None
+    stored = own._stored(batch)
+    buffers = [each for each in stored.layout.buffers.values() if each.num_bytes]
+    buffer = data.draw(st.sampled_from(buffers))
+    place = data.draw(st.integers(0, -(-buffer.num_bytes // 8) * 8 - 1))  # padding included
+    whole = bytearray(own.path.read_bytes())
+    position = stored.start + buffer.start + place
+    whole[position] ^= 1 << data.draw(st.integers(0, 7))
+    status = own.path.stat()
+    kept = own.path.read_bytes()
+    try:
+        own.path.write_bytes(whole)
+        damaged = Shards.open(folder / "shards")._files[file]
+        with pytest.raises(DamagedBatchError) as refused:
+            damaged.read(batch, shards._columns, False)
+        assert str(refused.value).startswith(f"{own.path} is damaged: batch {batch}, {buffer.type.name} of ")
+        # The other batch is what it was.
+        damaged.read(1 - batch, shards._columns, False)
+    finally:
+        own.path.write_bytes(kept)
+    assert own.path.stat().st_size == status.st_size
+
+
+def test_a_part_reads_its_own_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_shards(tmp_path / "shards", num_hot_only=0, num_mixed=2048, batch_size=2048)
+    shards = Shards.open(folder)
+    (file,) = (each for each in shards._files if each.facts.kind == "mixed")
+    lookups = file.read_lookups(0, shards._columns, False)
+    read: list[tuple[int, int]] = []
+    read_at = UnchangedFile.read_at
+
+    def counting(self: UnchangedFile, position: int, num_bytes: int) -> Any:
+        read.append((position, num_bytes))
+        return read_at(self, position, num_bytes)
+
+    monkeypatch.setattr(UnchangedFile, "read_at", counting)
+    for first, stop, blocks in ((0, 512, 4), (512, 1024, 4), (700, 1020, 3), (1, 2048, 16), (127, 129, 2)):
+        read.clear()
+        file.read(0, shards._columns, False, lookups=lookups.cut(first, stop), part=(first, stop))
+        # A label and two dense values.
+        assert sum(size for _, size in read) == blocks * BLOCK_SAMPLES * (4 + 2 * 4)
+
+
+def test_a_hashed_file_is_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = made(tmp_path, "lists")
+    checked: list[object] = []
+    monkeypatch.setattr(
+        "hotset.pipeline.formats.stored_batches.StoredBatch.check", lambda *each: checked.append(each)
+    )
+    shards.training_batch(0)
+    assert checked
+    checked.clear()
+    shards.refuse_damage(["evaluation"])
+    shards.evaluation_batch(0)
+    assert not checked
+    shards.training_batch(0)
+    assert checked
+    shards.refuse_damage()
+    checked.clear()
+    shards.training_batch(0)
+    assert not checked

@@ -181,6 +181,7 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "value", "message"),
     [
+        ("files.0.table_xxh3_128", "0" * 32, "the checksum of its table is .*, want 0000"),
         ("stage", "split", "holds the stage 'split', want 'pack'"),
         ("version", 2, "version 2"),
         ("config", {}, "config.batch_size is missing"),
@@ -188,13 +189,17 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
         ("totals.num_valid_samples", 91, "num_valid_samples is 91, want 0 to 90"),
         ("totals.samples.evaluation", 95, "95 evaluation samples, want 90, those of its files"),
         ("totals.tables.0.name", "dense.top.0.bias", r"'dense\.top\.0\.bias': weights of dense layers begin"),
-        ("totals.dense", ["I1"], "column 'dense'"),
-        ("files.0.batches", 4, "has 3 batches, want 4"),
-        ("files.0.samples", 69, "samples, want"),
+        ("totals.dense", ["I1"], "batch 0: dense of 32 samples has 256 bytes"),
+        ("files.1.batches", 4, "it is of 11 batches, want 12"),
+        ("files.1.samples", 95, "it is not of batch 2 of evaluation-00000.arrow"),
+        ("old totals.dense", ["I1"], "column 'dense'"),
+        ("old files.0.batches", 4, "has 3 batches, want 4"),
+        ("old files.0.samples", 69, "samples, want"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(keys: str, value: Any, message: str, tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
+    folder = write_shards(tmp_path / "shards", has_checksums=not keys.startswith("old "))
+    keys = keys.removeprefix("old ")
     set_in_manifest(folder, keys, value)
     with pytest.raises(HotsetError, match=message):
         shards = Shards.open(folder)
@@ -206,7 +211,7 @@ def test_a_manifest_that_does_not_fit_is_refused(keys: str, value: Any, message:
     ("damage", "kind", "message"), [("cut", ManifestError, "has"), ("zeros", ShardError, "cannot be read")]
 )
 def test_a_damaged_file_is_named(damage: str, kind: type[HotsetError], message: str, tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
+    folder = write_shards(tmp_path / "shards", has_checksums=False)
     path = folder / "mixed-00000.arrow"
     whole = path.read_bytes()
     path.write_bytes(whole[:-8] if damage == "cut" else bytes(len(whole)))
@@ -228,7 +233,7 @@ def test_a_damaged_file_is_named(damage: str, kind: type[HotsetError], message: 
     ],
 )
 def test_a_value_outside_its_range_is_named(column: str, value: float, message: str, tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
+    folder = write_shards(tmp_path / "shards", has_checksums=False)
     kind, number = ("hot_only", 0) if column.startswith("hot") else ("mixed", 3)
     values = np.asarray(getattr(Shards.open(folder).training_batch(number), column.split()[-1]))
     damaged = values.copy()
