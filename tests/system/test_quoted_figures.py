@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from math import ceil
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -181,6 +182,20 @@ def torch_quality(result: Result) -> list[str]:
         *(f"{each:+.4f}" for each in result["mean_auc_difference"].values()),
         *(f"{each:.4f}" for each in result["deviation_auc_difference"].values()),
     ]
+
+
+def examples(result: Result) -> list[str]:
+    """Mean AUC of the examples in both programs, how far seeds differ, and conversions."""
+    compared = [of_label for of_model in result["auc"].values() for of_label in of_model.values()]
+    compared += result["real"]["auc"].values()
+    pairs = [zip(each["auc"]["hotset"], each["auc"]["plain torch"], strict=True) for each in compared]
+    largest = max(abs(one - other) for of_model in pairs for one, other in of_model)
+    found = [f"{count:,}" for of_log in (result, result["real"]) for count in of_log["samples"].values()]
+    found += [f"{ceil(1e4 * largest) / 1e4:.4f}", *(f"{best:.4f}" for best in result["best"].values())]
+    for each in (*compared, *result["conversions"].values()):
+        found += [f"{each[key][name]:.4f}" for key in ("mean", "deviation") for name in each["mean"]]
+        found += [f"{each['best']:.4f}"] if "best" in each else []
+    return found
 
 
 def models(result: Result) -> list[str]:
@@ -480,6 +495,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "torch-quality-real-110k": torch_quality,
     "torch-quality-generated-200k": torch_quality,
     "fuxictr-real-110k": fuxictr,
+    "examples": examples,
     "placements-2m": placements,
     "placements-2m-dim64": placements,
     "placements-plan-2m": placement_plans,
