@@ -89,6 +89,7 @@ def test_replicated_rows_fit_in_the_hot_bytes(shards: Shards) -> None:
     assert sum(short) <= 2
     packed = choose_num_replicated(shards, TrainConfig(), uses)
     assert sum(packed) <= 35
+    assert choose_num_replicated(shards, TrainConfig(placement="fae"), uses) == (5, 10, 20)
 
 
 @with_torchrec
@@ -107,15 +108,13 @@ def test_every_table_is_planned_and_none_is_copied(shards: Shards, num_ranks: in
 @with_torchrec
 def test_a_table_that_is_more_than_a_part_of_all_may_be_divided_by_rows(shards: Shards) -> None:
     model, _ = collection(shards)
+    uses = row_uses(shards, 2)
     found = constraints_of(
-        model,
-        shards,
-        REPLICATED,
-        row_uses(shards, 2),
-        device=CPU,
-        optimizer="rowwise-adagrad",
-        cache_bytes=0,
+        model, shards, REPLICATED, uses, device=CPU, optimizer="rowwise-adagrad", cache_bytes=0
     )
+    # The planner is told how many of a table's sharded rows a rank looks up in a step.
+    cold = int(uses.uses[2][4:].sum())
+    assert found["table_2"].pooling_factors == [pytest.approx(cold / (2 * uses.num_steps))]
     assert found["table_1"].sharding_types == ["table_wise"]
     assert found["table_2"].sharding_types == ["table_wise", "row_wise"]
 
