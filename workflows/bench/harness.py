@@ -347,7 +347,7 @@ def start_hotset(
     """
     launched: dict[str, str] = {}
     if num_ranks > 1:
-        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(num_ranks)}
+        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(num_ranks)}
         launched[TIMEOUT_VARIABLE] = str(timeout)
     with (scratch / _MESSAGES).open("wb") as file:
         return [
@@ -389,7 +389,7 @@ def new_run(folder: Path) -> Path:
     return folder / f"run-{len(list(folder.glob('run-*')))}"
 
 
-def _free_port() -> str:
+def free_port() -> str:
     """Return a port of this machine at which nobody listens."""
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))

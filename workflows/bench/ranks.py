@@ -5,6 +5,11 @@ model and packs the rows that its samples look up in every codec, next to coders
 rows; ``speed`` lets one process and two ranks of this machine train in turns, a thread each. AUC by codec:
 `quality --ranks 2 --vary "--exchange int8"`.
 
+``splits`` counts what several devices would exchange with TorchRec, in batches of several sizes with several
+budgets of hot rows: with the chosen rows replicated, none, or all hot ones, as `hotset advise --engine
+torchrec` does. ``spy`` trains with TorchRec on gloo ranks and counts what each hands to collectives in every
+step, next to what is predicted.
+
 The other coders are vector-LZ and Huffman's, of which only the sizes are computed. Both code numbers that
 were rounded to multiples of twice a bound of the range, ``rint(x / (2 e r))``. In vector-LZ a token is a row,
 in a byte per number, or a repetition of up to 255 rows that begins up to 32 rows before, in 2 bytes. A bit
@@ -21,23 +26,39 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import json
+import os
+import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import ConfigError
+from ...pipeline.errors import MIB, ByteSize, ConfigError, HotsetError
 from ...pipeline.folders.manifest import hash_file
+from ...pipeline.folders.totals import ShardsTotals
+from ...pipeline.statistics.replication import (
+    CHOSEN,
+    DISTINCT,
+    FAE,
+    choose_replicated,
+    count_uses,
+    replication_of,
+    table_sizes,
+)
 from ...pipeline.statistics.traffic import Trace, ranked_epoch
 from ...stats.codecs import CODEC_NAMES, MessageShape, codec_of
 from ...stats.exchange import MOST_RANKS, RankedEpoch, count_exchange
 from ...stats.kernel import kernel
+from ...stats.replication import Network, Traffic, traffic_of
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.data.shards import Shards
@@ -45,6 +66,7 @@ from ...train.run import train
 from ...train.run_folder.reader import read_weights
 from .harness import (
     Facts,
+    free_port,
     median_ratio,
     new_log,
     new_parser,
@@ -68,21 +90,34 @@ _MATCH_BYTES = 2
 _LONGEST = 255
 
 PARSER = new_parser(__spec__, __doc__)
-PARSER.add_argument("what", choices=("bytes", "codecs", "speed"))
+PARSER.add_argument("what", choices=("bytes", "codecs", "speed", "splits", "spy", "spied"))
 PARSER.add_argument("--samples", type=int, default=2_000_000, help="samples of the generated log")
 PARSER.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks to count for")
 PARSER.add_argument("--embedding-dim", type=int, default=16)
 PARSER.add_argument("--rounds", type=int, default=5, help="turns of each contestant of speed")
+PARSER.add_argument("--batch-sizes", type=int, nargs="+", default=[4096, 16384, 65536], help="of splits")
+PARSER.add_argument("--budgets", type=int, nargs="+", default=[1, 4, 16], help="of splits: MiB of hot rows")
+PARSER.add_argument("--steps", type=int, help="of spy; by default an epoch, whose bytes are predicted")
+PARSER.add_argument("--data", type=Path, help="shards of a spied rank")
+PARSER.add_argument("--split", help="replicated rows of each table of a spied rank, as JSON")
 
 
 def measure(options: argparse.Namespace) -> Facts:
     """Measure what the options select."""
+    if options.what == "spied":
+        return spy_on_rank(options)
     if not all(2 <= ranks <= MOST_RANKS for ranks in options.ranks):
         raise ConfigError(f"ranks must be from 2 to {MOST_RANKS}")
+    jobs = {
+        "bytes": count_bytes,
+        "codecs": compare_codecs,
+        "speed": compare_speed,
+        "splits": compare_splits,
+        "spy": spy_on_ranks,
+    }
     with scratch_folder(options) as folder:
         log = new_log(folder, options.samples)
-        job = {"bytes": count_bytes, "codecs": compare_codecs, "speed": compare_speed}[options.what]
-        return job(options, log, folder)
+        return jobs[options.what](options, log, folder)
 
 
 def _packed(options: argparse.Namespace, log: Path, folder: Path, batch_size: int) -> Shards:
@@ -274,6 +309,191 @@ def huffman_bytes(codes: NDArray[np.uint8]) -> int:
         num_bits += both
         heapq.heappush(weights, both)
     return -(-num_bits // 8)
+
+
+def compare_splits(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
+    """Compare ways to place rows, by batch size and budget of hot rows."""
+    found = []
+    for batch_size in options.batch_sizes:
+        for budget in options.budgets:
+            hot_bytes = ByteSize(budget * MIB)
+            shards = pack_again(
+                log,
+                folder / "data",
+                batch_size=batch_size,
+                embedding_dim=options.embedding_dim,
+                hot_bytes=hot_bytes,
+            )
+            for row in replication_of(shards.manifest, options.ranks):
+                found.append({"hot_bytes": int(hot_bytes), **_summary(row)})
+                tell(json.dumps(found[-1]["splits"]))
+    return {"embedding_dim": options.embedding_dim, "comparisons": found}
+
+
+def _summary(row: Facts) -> Facts:
+    """Return a comparison without the rows of single tables, in kB per step and device."""
+    splits = {
+        split["split"]: {
+            "replicated_rows": split["replicated_rows"],
+            "hot_only_share": round(split["hot_only_share"], 4),
+            "hot_only_kb": _kb(split["hot_only"]["all_to_all"] + split["hot_only"]["all_reduce"]),
+            "mixed_kb": _kb(split["mixed"]["all_to_all"] + split["mixed"]["all_reduce"]),
+            "mean_kb": _kb(split["mean"]["all_to_all"] + split["mean"]["all_reduce"]),
+            "crossing_kb": _kb(split["crossing_bytes"]),
+            "memory_mib": round(split["memory_bytes"] / MIB, 1),
+        }
+        for split in row["splits"]
+    }
+    seconds = {split["split"]: split["step_seconds"] for split in row["splits"]}
+    shares = {split["split"]: split["hot_only_share"] for split in row["splits"]}
+    # What a mixed step's messages must cost besides their bytes for FAE's rule to be better.
+    steps, longer = shares[FAE] - shares[CHOSEN], seconds[FAE] - seconds[CHOSEN]
+    return {
+        "devices": row["devices"],
+        "batch_size": row["batch_size"],
+        "num_batches": row["num_batches"],
+        "excess": round(row["excess"], 6),
+        "saved_by_choice": round(1 - seconds[CHOSEN] / seconds[DISTINCT], 4),
+        "fae_pays_from_us": round(1e6 * longer / steps, 1) if steps > 0 else None,
+        "splits": splits,
+    }
+
+
+def _kb(num_bytes: float) -> float:
+    return round(num_bytes / 1e3, 3)
+
+
+def spy_on_ranks(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
+    """Train with each split on each number of ranks, and compare bytes with those predicted."""
+    data = folder / "data"
+    batch_size, budget = options.batch_sizes[0], options.budgets[0]
+    hot_bytes = ByteSize(budget * MIB)
+    shards = pack_again(
+        log, data, batch_size=batch_size, embedding_dim=options.embedding_dim, hot_bytes=hot_bytes
+    )
+    totals = ShardsTotals.of(shards.manifest)
+    tables = table_sizes(shards.manifest, totals.embedding_optimizer)
+    found = []
+    for num_ranks in options.ranks:
+        uses = count_uses(shards.manifest, num_ranks)
+        splits = {
+            CHOSEN: choose_replicated(shards.manifest, num_ranks),
+            DISTINCT: (0,) * len(tables),
+            FAE: tuple(table.num_hot for table in totals.tables),
+        }
+        for name, num_replicated in splits.items():
+            predicted = traffic_of(uses, tables, num_replicated, Network())
+            counted = _spied(
+                data, folder / f"{num_ranks}-{name[:3]}", num_ranks, num_replicated, options.steps
+            )
+            found.append({"ranks": num_ranks, "split": name, **_compared(counted, predicted, num_ranks)})
+            tell(json.dumps(found[-1]))
+    return {
+        "embedding_dim": options.embedding_dim,
+        "batch_size": batch_size,
+        "hot_bytes": int(hot_bytes),
+        "spied": found,
+    }
+
+
+def _spied(
+    data: Path, out: Path, num_ranks: int, num_replicated: tuple[int, ...], steps: int | None
+) -> list[Facts]:
+    """Train on ranks and return what each of them handed over in each step."""
+    out.mkdir()
+    words = [sys.executable, "-m", __spec__.name, "spied", "--data", str(data)]
+    words += ["--scratch", str(out), "--split", json.dumps(num_replicated)]
+    words += ["--steps", str(steps)] if steps else []
+    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(num_ranks)}
+    launched |= {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(num_ranks)}
+    files = [out / f"rank-{rank}.json" for rank in range(num_ranks)]
+    processes = [
+        subprocess.Popen(
+            [*words, "--out", str(file)],
+            env=os.environ | launched | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank, file in enumerate(files)
+    ]
+    # TorchRec sometimes aborts as it exits, when everything is written.
+    for process in processes:
+        process.wait()
+    if not all(file.exists() for file in files):
+        raise HotsetError("a rank of spy failed; its messages are above")
+    return [step for file in files for step in json.loads(file.read_text())["steps"]]
+
+
+def _compared(steps: list[Facts], predicted: Traffic, num_ranks: int) -> Facts:
+    """Return mean bytes per rank and step by kind, counted and predicted, and calls of collectives."""
+    found: Facts = {"steps": len(steps) // num_ranks}
+    for kind, is_hot_only, expected in (
+        ("hot_only", True, predicted.hot_only),
+        ("mixed", False, predicted.mixed),
+    ):
+        own = [step for step in steps if step["is_hot_only"] == is_hot_only]
+        if not own:
+            continue
+        counted = {
+            name: sum(step[name] for step in own) / len(own) for name in ("all_to_all", "all_reduce", "other")
+        }
+        found[kind] = {
+            "steps": len(own) // num_ranks,
+            "all_to_all_calls": max(step["all_to_all_calls"] for step in own),
+            "counted": counted,
+            "predicted": {"all_to_all": expected.all_to_all, "all_reduce": expected.all_reduce},
+            "ratio": sum(counted.values()) / expected.handed if expected.handed else None,
+        }
+    return found
+
+
+def spy_on_rank(options: argparse.Namespace) -> Facts:
+    """Train as one of several ranks, with a spy around each step; return what each step handed over."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from ...train.config import TrainConfig
+    from ...train.recipe_options import RecipeOptions
+    from ...train.run import train
+
+    # By name, since the module cannot be imported without the library.
+    engine: Any = import_module("hotset.train.torchrec.engine")
+
+    class Spy(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        """Counts the calls of collectives and the bytes handed to them, those of C++ code included."""
+
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.seen: Counter[str] = Counter()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "c10d":
+                name = func._schema.name.removeprefix("c10d::").strip("_")
+                kind = {"alltoall_base": "all_to_all", "allreduce": "all_reduce"}.get(name, "other")
+                sent = args[1] if name == "alltoall_base" else args[0]
+                tensors = sent if isinstance(sent, (list, tuple)) else [sent]
+                self.seen[f"{kind}_calls"] += 1
+                self.seen[kind] += sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
+            return func(*args, **(kwargs or {}))
+
+    steps: list[Facts] = []
+    run_step = engine.TorchRecSteps.train
+
+    def spied(own: Any, step: Any, number: int, rates: Any) -> Any:
+        with Spy() as spy:
+            total = run_step(own, step, number, rates)
+        # Dense layers and the loss are alike in every step and with every split.
+        dense = sum(each.nbytes for each in own._model.module.dense.parameters()) + total.nbytes
+        seen = {name: spy.seen[name] for name in ("all_to_all", "all_to_all_calls", "all_reduce", "other")}
+        seen["all_reduce"] -= dense
+        steps.append({"is_hot_only": step.batch.is_hot_only, **seen})
+        return total
+
+    engine.TorchRecSteps.train = spied
+    split = tuple(json.loads(options.split))
+    engine.choose_num_replicated = lambda *_: split
+    settings: Facts = {"engine": "torchrec", "threads": 1, "recipe": RecipeOptions(max_steps=options.steps)}
+    config = TrainConfig(**settings)
+    train(options.data, config, options.scratch / "run")
+    return {"steps": steps}
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from hotset.pipeline.statistics.replication import (
     count_uses,
     replication_of,
     room_for_replicas,
+    table_sizes,
 )
 from hotset.stats.replication import Network, TableSize, memory_of
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
@@ -43,6 +44,7 @@ def test_uses_are_those_of_the_batches_that_training_reads(tmp_path: Path, order
                 own[np.unique(ids)] += 1
     assert [own.tolist() for own in uses.uses] == [own.tolist() for own in wanted]
     assert uses.samples_S.sum() == shards.num_training_samples
+    assert [table.num_features for table in table_sizes(shards.manifest, "sgd")] == [1, 2]
 
 
 def test_a_long_epoch_is_sampled_evenly_from_both_kinds(tmp_path: Path) -> None:

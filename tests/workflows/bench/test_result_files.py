@@ -24,6 +24,7 @@ SCRIPTS = {
     "kills": "kills",
     "train-kills": "kills --of train",
     "exchange": "ranks bytes",
+    "replication": "ranks splits",
     "codecs": "ranks codecs",
     "links": "ranks speed",
     "quality": "quality",

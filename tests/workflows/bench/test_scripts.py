@@ -52,6 +52,16 @@ def test_preprocess_grows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_splits_are_counted_by_batch_size_and_budget(tmp_path: Path) -> None:
+    sizes = ("--batch-sizes", 256, 512, "--budgets", 1, "--ranks", 2, 4)
+    rows = run("ranks", tmp_path, "splits", "--samples", 4000, *sizes)["comparisons"]
+    assert [(row["batch_size"], row["devices"]) for row in rows] == [(256, 2), (256, 4), (512, 2), (512, 4)]
+    for row in rows:
+        crossing = {name: split["crossing_kb"] for name, split in row["splits"].items()}
+        assert min(crossing.values()) == crossing["chosen split"] and row["excess"] < 0.01
+
+
+@pytest.mark.slow
 def test_logs_of_every_form_are_measured(tmp_path: Path) -> None:
     parts = ("--groups", 3, "--files", 3, "--rounds", 1)
     forms = ("--forms", "lists csv", "columns parquet", "--columns", 20, "--megabytes", 1, "--memory", 8, 512)
