@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from hotset.pipeline.statistics.replication import CHOSEN, FAE
+from hotset.stats.replication import Network
 from hotset.workflows.bench.ranks import RANK_BATCH
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -333,6 +335,30 @@ def placement_plans(result: Result) -> list[str]:
     return found
 
 
+def replication(result: Result) -> list[str]:
+    settings, every = result["settings"], result["comparisons"]
+    found = [
+        f"{settings['samples'] / 1e6:.0f} M",
+        f"{min(settings['batch_sizes']):,}",
+        f"{max(settings['batch_sizes']):,}",
+        f"{min(settings['budgets'])}",
+        f"{max(settings['budgets'])} MiB",
+        f"{min(each['saved_by_choice'] for each in every):.1%}",
+        f"{max(each['saved_by_choice'] for each in every):.1%}",
+        f"{max(each['excess'] for each in every):.2%}",
+        # The speed that bytes are compared at.
+        f"{Network().all_to_all_bytes_per_second / 1e9:.0f} GB/s",
+    ]
+    middle = [each for each in every if (each["batch_size"], each["hot_bytes"]) == (16384, 4 * MIB)]
+    for each in middle:
+        crossing = {name: split["crossing_kb"] for name, split in each["splits"].items()}
+        found += [f"{each['devices']}", f"{each['batch_size']:,}", f"{each['hot_bytes'] // MIB} MiB"]
+        found += [f"{number / 1e3:.3f} MB" for number in crossing.values()]
+        found += [f"{each['fae_pays_from_us']:.0f} µs", f"{each['splits'][FAE]['hot_only_share']:.0%}"]
+        found += [f"{crossing[FAE] / crossing[CHOSEN]:.1f}", f"{result['embedding_dim']}"]
+    return found
+
+
 def codecs(result: Result) -> list[str]:
     settings = result["settings"]
     found = [f"{settings['samples'] / 1e6:.0f} M", f"{settings['embedding_dim']}"]
@@ -475,6 +501,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "dlrm-preprocess": dlrm,
     "growth": growth,
     "exchange": exchange,
+    "replication": replication,
     "codecs-2m": codecs,
     "full-kaggle": full_kaggle,
     "train": train,
