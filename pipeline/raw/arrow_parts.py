@@ -15,7 +15,7 @@ import pyarrow as pa
 from ..errors import FormatError, raise_system_fault
 from ..folders.manifest import FileEntry
 from .parquet_parts import DAMAGE, VALUE_BYTES, ParquetParts, RowsPart, damaged_parquet, open_parquet
-from .part import UnreadPart
+from .part import PartsInOrder, UnreadPart
 from .raw_file import RawFile
 
 _ROWS_OF_BATCH = 4096
@@ -32,6 +32,15 @@ class ArrowParts(ParquetParts):
     def _fields(self) -> Any:
         with open_rows(self._file, self._format) as rows:
             return rows.fields
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether parts are found by reading, as they always are: a part joins batches of any size."""
+        return True
+
+    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart | PartsInOrder]:
+        """Yield the file as one."""
+        yield PartsInOrder(self)
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each batch of rows; those that are finished are decoded, too."""

@@ -22,7 +22,7 @@ from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema, find_columns
 from .column_values import is_fixed_text, is_list, is_text
-from .part import Part, RawParts, UnreadPart
+from .part import Part, PartsInOrder, RawParts, UnreadPart
 from .raw_file import RawFile
 from .tabular import check_types, find_fields, misfit, parse_batch
 
@@ -206,25 +206,36 @@ class ParquetParts(RawParts):
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each part; those that are finished are not read again."""
-        opened = copy(self)  # whose metadata is kept as long as its parts are
+        for part in self.describe(finished):
+            yield from part.unread() if isinstance(part, PartsInOrder) else (part,)
+
+    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart | PartsInOrder]:
+        """Yield each part, or a row group of several; those that are finished are not read again."""
+        opened = self._opened()  # whose metadata is kept as long as its parts are
+        for run in opened._runs(opened._footer):
+            names = opened._finished_names(run.first_row, run.first_row + run.num_rows, finished)
+            if names:
+                yield from (RowsPart(name, opened, None) for name in names)
+            elif run.num_rows <= run.rows_of_part and opened._names:
+                yield opened._part(run, run.first_row, run.num_rows, finished)
+            else:
+                yield PartsInOrder(opened, run)
+
+    def iterate_rows(self, rows: RowRun) -> Iterator[UnreadPart]:
+        """Yield the parts of a row group."""
+        opened = self if self._footer is not None else self._opened()
+        row = rows.first_row
+        for batch in opened._cut(opened._batches(rows.groups, rows.rows_of_part, opened._numbered)):
+            yield opened._part(batch, row, batch.num_rows, {})
+            row += batch.num_rows
+
+    def _opened(self) -> ParquetParts:
+        """Return the parts with the metadata of the file."""
+        opened = copy(self)
         with open_parquet(self._file) as parquet:
             opened._footer = parquet.metadata
             opened._numbered = self._texts_by_number(parquet.schema_arrow, parquet.metadata)
-        yield from opened._iterate(finished)
-
-    def _iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
-        for run in self._runs(self._footer):
-            names = self._finished_names(run.first_row, run.first_row + run.num_rows, finished)
-            if names:
-                yield from (RowsPart(name, self, None) for name in names)
-            elif run.num_rows <= run.rows_of_part and self._names:
-                yield self._part(run, run.first_row, run.num_rows, finished)
-            else:
-                row = run.first_row
-                batches = self._batches(run.groups, run.rows_of_part, self._numbered)
-                for batch in self._cut(batches):
-                    yield self._part(batch, row, batch.num_rows, finished)
-                    row += batch.num_rows
+        return opened
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what other processes need: they read the metadata of the file again."""

@@ -95,6 +95,19 @@ class UnreadPart(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PartsInOrder:
+    """Parts that one worker reads one after another: only reading shows where the next one begins."""
+
+    parts: RawParts
+    rows: Any = None
+    """Rows of the file that they have; None for all."""
+
+    def unread(self) -> Iterator[UnreadPart]:
+        """Yield each part."""
+        return self.parts.iterate({}) if self.rows is None else self.parts.iterate_rows(self.rows)
+
+
 class RawParts:
     """The parts of one raw file."""
 
@@ -107,9 +120,28 @@ class RawParts:
     is_hashed_whole: bool = False
     """Whether the parts have no checksums, so that the file is hashed before they are read."""
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether only reading the file shows where its parts begin, as of a compressed text."""
+        return False
+
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
-        """Yield each part in order; those among the files ``finished`` may be left unread."""
+        """Yield each part in order; those among the files ``finished`` may be left unread.
+
+        What is read in order is in the parts: threads parse it while the next part is read.
+        """
         raise NotImplementedError
+
+    def iterate_rows(self, rows: Any) -> Iterator[UnreadPart]:
+        """Yield the parts of some rows, which `describe` gave."""
+        raise NotImplementedError
+
+    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart | PartsInOrder]:
+        """Yield the parts in order as workers on any machine take them: without data of the file."""
+        if self.is_in_order:
+            yield PartsInOrder(self)
+        else:
+            yield from self.iterate(finished)
 
 
 MAX_LINE_BYTES = 1 << 20

@@ -97,7 +97,9 @@ def checksum_of_log(
     digest = xxhash.xxh3_128()
     workers = 1 if file.num_bytes <= block_bytes else resources.workers  # threads cost more than one block
     try:
-        for found in run_tasks(checksum_of_block, unread, workers=workers):
+        # What is decompressed here stays here.
+        here = file.compression is not None
+        for found in run_tasks(checksum_of_block, unread, workers=workers, shares_memory=here):
             blocks.append(found)
             digest.update(bytes.fromhex(found or ""))
             resources.progress("ingest", min(len(blocks) * block_bytes, file.num_bytes), total)

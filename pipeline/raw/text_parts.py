@@ -12,7 +12,7 @@ from ..folders.manifest import FileEntry
 from ..schema.schema import Schema
 from .criteo import count_reasons, describe_fault, parse_block
 from .criteo_kernel import count_newlines
-from .part import Block, Part, PlainBlock, RawParts, iterate_blocks, without_mark
+from .part import UTF_8, Block, Part, PlainBlock, RawParts, iterate_blocks, without_mark
 from .raw_file import RawFile
 from .same_log import block_name, checksum_of_block
 
@@ -67,6 +67,11 @@ class TextParts(RawParts):
     block_bytes: int
     has_label: bool
     strict: bool = False
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the text is decompressed or decoded from its start."""
+        return self.file.compression is not None or self.schema.encoding != UTF_8
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[TextPart]:
         """Yield a part for each block of lines; a finished one, too, is cheap as long as it is not read."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -29,6 +29,7 @@ from ..errors import (
     ByteSize,
     ConfigError,
     FormatError,
+    HotsetError,
     InputError,
     ManifestError,
     check_fields,
@@ -42,12 +43,12 @@ from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
 from ..raw.log_files import identity_of, inspect_logs, names_of
 from ..raw.log_parts import COLUMNAR, as_read, open_parts
-from ..raw.part import QUOTE, UTF_8, Fault, RawParts, UnreadPart, iterate_blocks
+from ..raw.part import QUOTE, UTF_8, Fault, PartsInOrder, RawParts, UnreadPart, iterate_blocks
 from ..raw.raw_file import RawFile
 from ..raw.same_log import REMEDY, check_log, checksum_of_log, note_log
 from ..raw.times import shown_time
 from ..runtime.memory import workers_within
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_processes, run_tasks, silent
 from ..schema.schema import SAMPLE_TIME, Schema
 from ..schema.schema_file import is_fingerprint, schema_identity, schema_of, write_schema
 
@@ -280,27 +281,14 @@ def ingest(
     if output.sealed is not None:
         return output.sealed
     tallies = [_Tally.of_before(before, number) for number in range(num_before)] if before else []
-    new = list(enumerate(files))[num_before:]
-    parts = {number: open_log(file, number, config) for number, file in new}
-    # A text that is decompressed or decoded has an unknown length, and then so has the whole: total 0.
-    ends = list(accumulate((file.num_bytes for file in files), initial=0))
-    total = 0 if any(_is_streamed(file, schema_of(config.schema)) for file in files) else ends[-1]
-    begun = {name.partition("-")[0] for name in output.finished}
+    parts = {number: open_log(file, number, config) for number, file in [*enumerate(files)][num_before:]}
+    account = _Account(files, parts, tallies, config, output, resources, trust_names)
     try:
-        for number, file in new:
-            tally = _Tally(last_time=tallies[-1].last_time if tallies else None)
-            if parts[number].is_hashed_whole:
-                unseen = replace(resources, progress=silent)
-                tally.known = checksum_of_log(file, config.block_bytes, unseen)
-                is_begun = f"file{number:04}" in begun and not trust_names
-                _compare_with_begun(file, number, tally.known, output, is_begun=is_begun)
-            ways = (ends[number], total), resources, trust_names
-            _ingest_file(file, parts[number], tally, config, output, *ways)
-            tallies.append(tally)
-            _check_unchanged(file)  # its parts would be of two logs
-            _check_bad_lines(file, tallies[-1], config)
-            if not trust_names:  # else parts may be those of another log
-                note_log(file, config.block_bytes, tally.checksum)
+        # Closed when a line is refused: no task may go on writing then.
+        with closing(run_tasks(_ingest_unit, account.tasks(), workers=resources.workers)) as results:
+            for number, found in results:
+                account.add(number, found)
+        account.move_to(len(files))
     except InputError:
         # Neither another log nor other settings, which are the ways out, could use what is finished.
         output.abandon()
@@ -350,43 +338,112 @@ def open_log(file: RawFile, number: int, config: IngestConfig) -> RawParts:
     )
 
 
-def _ingest_file(
-    file: RawFile,
-    parts: RawParts,
-    tally: _Tally,
-    config: IngestConfig,
-    output: Output,
-    done_total: tuple[int, int],
-    resources: Resources,
-    trust_names: bool,
-) -> None:
-    """Read a file and write its parts; add what is read to the tally."""
-    done, total = done_total
-    # `done` moves on with the parts; `end` stays, to bound how many lines may follow.
-    end = done + file.num_bytes
-    tasks = ((part, file, config, output, trust_names) for part in parts.iterate(output.finished))
-    # Closed when a line is refused: no task may go on writing then.
-    with closing(run_tasks(_ingest_part, tasks, workers=resources.workers)) as results:
-        for name, fault in results:
-            # Parts arrive in order, so all lines before this one are counted.
-            if fault is not None:
-                line = tally.lines + tally.other_lines + fault.line_in_block + 1 + parts.num_header_lines
-                raise InputError(
-                    f"{file.path}, {parts.unit} {line}{fault.text}", hint=hint_for(fault, config)
-                )
-            if name in output.finished:
-                facts = output.finished[name].read_facts(ColumnsFacts)
-                _check_order(file, facts, tally, parts)
-                tally.lines += facts.num_lines
-                tally.other_lines += facts.num_other_lines or 0
-                tally.bad.update(facts.bad)
-                tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
-                done += facts.num_raw_bytes
-                resources.progress("ingest", done, total)
-            # Refuse as soon as even good lines to the end could not reduce the fraction enough.
-            if parts.min_line_bytes and not file.compression:
-                max_lines_left = max(end - done, 0) / parts.min_line_bytes
-                _check_bad_lines(file, tally, config, max_lines_left=max_lines_left)
+Unit = UnreadPart | PartsInOrder | HotsetError
+"""What one task reads; an error that was met where its part would be is raised in its turn."""
+
+
+class _Account:
+    """What was read of the files so far, in their order."""
+
+    def __init__(
+        self,
+        files: list[RawFile],
+        parts: dict[int, RawParts],
+        tallies: list[_Tally],
+        config: IngestConfig,
+        output: Output,
+        resources: Resources,
+        trust_names: bool,
+    ) -> None:
+        self._files = files
+        self._parts = parts
+        self._tallies = tallies
+        """Of the files that were read, the last one perhaps in part."""
+        self._config = config
+        self._output = output
+        self._resources = resources
+        self._trust_names = trust_names
+        self._checksums: dict[int, str] = {}
+        """Of files that are hashed whole."""
+        self._begun = {name.partition("-")[0] for name in output.finished}
+        self._ends = list(accumulate((file.num_bytes for file in files), initial=0))
+        # A text that is decompressed or decoded has an unknown length, and then so has the whole: total 0.
+        is_known = not any(_is_streamed(file, schema_of(config.schema)) for file in files)
+        self._total = self._ends[-1] if is_known else 0
+        self._done = 0
+
+    def tasks(self) -> Iterator[tuple[Unit, int, RawFile, IngestConfig, Output, bool]]:
+        """Yield what is read of all files, as parts with data or, for other machines, without."""
+        is_remote = num_processes(self._resources.workers) > 0
+        for number, parts in self._parts.items():
+            file = self._files[number]
+            ways = number, file, self._config, self._output, self._trust_names
+            try:
+                if parts.is_hashed_whole:
+                    self._hash_whole(number)
+                finished = self._output.finished
+                for unit in parts.describe(finished) if is_remote else parts.iterate(finished):
+                    yield unit, *ways
+            except HotsetError as error:  # parts before it may be refused first
+                yield error, *ways
+                return
+
+    def _hash_whole(self, number: int) -> None:
+        file = self._files[number]
+        unseen = replace(self._resources, progress=silent)
+        self._checksums[number] = checksum_of_log(file, self._config.block_bytes, unseen)
+        is_begun = f"file{number:04}" in self._begun and not self._trust_names
+        _compare_with_begun(file, number, self._checksums[number], self._output, is_begun=is_begun)
+
+    def move_to(self, number: int) -> None:
+        """End the files before ``number``, of which no part is left, and begin that one if it is there."""
+        while (current := len(self._tallies) - 1) < number:
+            if current in self._parts:
+                self._check_file(current)
+            if current + 1 == len(self._files):
+                break
+            self._begin_file(current + 1)
+
+    def _begin_file(self, number: int) -> None:
+        last_time = self._tallies[-1].last_time if self._tallies else None
+        self._tallies.append(_Tally(last_time=last_time))
+        self._done = self._ends[number]
+
+    def _check_file(self, number: int) -> None:
+        file, tally = self._files[number], self._tallies[number]
+        tally.known = self._checksums.get(number)
+        _check_unchanged(file)  # its parts would be of two logs
+        _check_bad_lines(file, tally, self._config)
+        if not self._trust_names:  # else parts may be those of another log
+            note_log(file, self._config.block_bytes, tally.checksum)
+
+    def add(self, number: int, found: list[tuple[str, Fault | None]]) -> None:
+        """Add what a task read of a file."""
+        self.move_to(number)
+        for name, fault in found:
+            self._add(number, name, fault)
+
+    def _add(self, number: int, name: str, fault: Fault | None) -> None:
+        """Add a part to the tally of its file."""
+        file, parts, tally = self._files[number], self._parts[number], self._tallies[number]
+        # Parts arrive in order, so all lines before this one are counted.
+        if fault is not None:
+            line = tally.lines + tally.other_lines + fault.line_in_block + 1 + parts.num_header_lines
+            hint = hint_for(fault, self._config)
+            raise InputError(f"{file.path}, {parts.unit} {line}{fault.text}", hint=hint)
+        if name in self._output.finished:
+            facts = self._output.finished[name].read_facts(ColumnsFacts)
+            _check_order(file, facts, tally, parts)
+            tally.lines += facts.num_lines
+            tally.other_lines += facts.num_other_lines or 0
+            tally.bad.update(facts.bad)
+            tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
+            self._done += facts.num_raw_bytes
+            self._resources.progress("ingest", self._done, self._total)
+        # Refuse as soon as even good lines to the end could not reduce the fraction enough.
+        if parts.min_line_bytes and not file.compression:
+            max_lines_left = max(self._ends[number + 1] - self._done, 0) / parts.min_line_bytes
+            _check_bad_lines(file, tally, self._config, max_lines_left=max_lines_left)
 
 
 def _compare_with_begun(file: RawFile, number: int, checksum: str, output: Output, *, is_begun: bool) -> None:
@@ -401,6 +458,20 @@ def _compare_with_begun(file: RawFile, number: int, checksum: str, output: Outpu
     if is_begun and output.read_note(note) != checksum:
         raise _changed(file, output)
     output.write_note(note, checksum)
+
+
+def _ingest_unit(
+    unit: Unit, number: int, file: RawFile, config: IngestConfig, output: Output, trust_names: bool
+) -> tuple[int, list[tuple[str, Fault | None]]]:
+    """Write one part, or some in order up to the first with a fault; return names, faults, and the file."""
+    if isinstance(unit, HotsetError):
+        raise unit
+    found = []
+    for part in unit.unread() if isinstance(unit, PartsInOrder) else (unit,):
+        found.append(_ingest_part(part, file, config, output, trust_names))
+        if found[-1][1] is not None:
+            break
+    return number, found
 
 
 def _ingest_part(

@@ -35,6 +35,7 @@ from hotset.pipeline.preprocess import (
     remove_from,
     run_stage,
 )
+from hotset.pipeline.runtime.limits import Node
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.encode import EncodeConfig
@@ -45,6 +46,7 @@ from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import NUM_SPARSE, Sample, draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG, assert_equals_naive_run, copy_of, failing_writer
+from hotset.tests.support.processes.made_up_cluster import made_up_cluster
 from hotset.workflows.cli import main
 
 NUM_SAMPLES = 180
@@ -198,6 +200,29 @@ def test_a_stage_made_again_makes_those_after_it_stale(tmp_path: Path, log: Path
     config = replace(CONFIG, rank=RankConfig(min_count=9))
     with pytest.raises(ManifestError, match="samples was written from other inputs"):
         preprocess([log], config, out)
+
+
+def test_no_task_of_a_cluster_carries_more_than_a_few_kilobytes(
+    tmp_path: Path, samples: list[Sample], unbroken: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log.tsv"
+    log.write_bytes(gzip.compress(text_of(samples), mtime=0))
+    monkeypatch.setattr("hotset.pipeline.stages.count_tasks._MAP_BYTES", 9000)
+    with made_up_cluster(Node(2, 1 << 36), Node(2, 1 << 36)) as engine:
+        preprocess([log], CONFIG, tmp_path / "dir")
+    # All but the raw log's own name and size is as it was made here from the plain text.
+    made = {name: data for name, data in tree_of(tmp_path / "dir").items() if "manifest" not in name}
+    assert made == {name: data for name, data in unbroken.items() if "manifest" not in name}
+    functions = {function for function, _ in engine.sent}
+    assert functions >= {
+        "_ingest_unit",
+        "map_parts",
+        "_merge_range",
+        "load_piece",
+        "_encode_part",
+        "_tag_part",
+    }
+    assert max(size for _, size in engine.sent) < 16_384
 
 
 WRITERS = {"count": "count_tasks", "rank": "row_order"}

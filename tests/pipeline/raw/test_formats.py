@@ -31,11 +31,14 @@ from hotset.pipeline.raw.json_parts import read_lines, types_of
 from hotset.pipeline.raw.log_files import inspect_logs
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.raw.tabular import parse_batch
+from hotset.pipeline.runtime.limits import Node
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema_file import schema_of
 from hotset.pipeline.stages import ingest as ingest_module
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.verify import verify
+from hotset.tests.support.logs.criteo_text import tree_of
+from hotset.tests.support.processes.made_up_cluster import made_up_cluster
 
 KEYS = """label = "label"
 [dense]
@@ -158,6 +161,28 @@ def test_every_format_gives_the_columns_of_parquet(
     WRITERS[name](tmp_path / "log", rows_of())
     assert columns_of(tmp_path / "log", tmp_path / "D" / "columns", block_bytes=block_bytes) == wanted
     assert not verify(tmp_path / "D", raw=[tmp_path / "log"])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_other_machines_are_sent_no_data_of_a_log(tmp_path: Path, name: str) -> None:
+    """A compressed file, or one of Arrow, is one task; of Parquet each row group is."""
+    schema = propose_schema(_written(tmp_path, name, "a")).text
+    logs = [_written(tmp_path, name, each) for each in ("a", "b", "c")]
+    config = IngestConfig(schema=schema, block_bytes=ByteSize(2000))
+    here = ingest(logs, config, tmp_path / "here", Resources(workers=2))
+    with made_up_cluster(Node(3, 1 << 36)) as engine:
+        there = ingest(logs, config, tmp_path / "there")
+    assert tree_of(here.folder) == tree_of(there.folder)
+    units = [size for function, size in engine.sent if function == "_ingest_unit"]
+    assert max(size for _, size in engine.sent) < 8192 < sum(log.stat().st_size for log in logs)
+    is_whole = name in ("json.gz", "orc", "stream") or name.startswith("arrow")
+    assert len(units) == 3 if is_whole else len(units) >= 9
+
+
+def _written(folder: Path, name: str, part: str) -> Path:
+    path = folder / f"{part}.{name}"
+    WRITERS[name](path, rows_of(ord(part)))
+    return path
 
 
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "tsv"])

@@ -25,7 +25,8 @@ class MadeUpCluster:
         self.most_at_work = 0
         self._at_work = 0
         self._lock = Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+        """Workers by the cores that each takes."""
 
     def nodes(self) -> list[Node]:
         return self._machines
@@ -37,12 +38,12 @@ class MadeUpCluster:
         assert count <= self.num_workers()
 
     def submit(self, cores: int, function: Callable[..., Any], packed: bytes, folder: str) -> Future[Any]:
-        # As many tasks at a time as the machines have cores for, of a run of all with as many.
-        self._pool = self._pool or ThreadPoolExecutor(sum(node.cores // cores for node in self._machines))
+        if cores not in self._pools:
+            self._pools[cores] = ThreadPoolExecutor(sum(node.cores // cores for node in self._machines))
         self.cores.append(cores)
         tasks._packed.objects = []  # those that a worker would build, which nobody asks
         self.sent.append((pickle.loads(packed)[0].__name__, len(packed)))
-        return self._pool.submit(self._run, function, packed, folder)
+        return self._pools[cores].submit(self._run, function, packed, folder)
 
     def _run(self, function: Callable[..., Any], packed: bytes, folder: str) -> Any:
         with self._lock:
@@ -59,9 +60,10 @@ class MadeUpCluster:
 
     def cancel(self, futures: Iterable[Future[Any]]) -> None:
         wait([future for future in futures if not future.cancel()])
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.shutdown()
 
 
 @contextmanager
@@ -73,3 +75,4 @@ def made_up_cluster(*machines: Node) -> Iterator[MadeUpCluster]:
         yield engine
     finally:
         tasks._engine.reset(token)
+        engine.close()
