@@ -326,7 +326,7 @@ def evaluate(
     if num_hot != [table.num_hot for table in opened.tables]:
         opened = opened.with_hot_rows(num_hot)
     read_manifest(run, (CONFIG, WEIGHTS))
-    opened.refuse_damage(["evaluation"])
+    opened.verify(["evaluation"])
     set_threads(config.threads)
     dense, embeddings = load_model(
         run,

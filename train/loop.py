@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ..pipeline.errors import ShardError
 from ..pipeline.schema.schema import DENSE_PREFIX
 from .config import TrainConfig
 from .data.batch import Batch
@@ -81,6 +82,8 @@ class Trainer:
     """Loss sum of each batch since the last line of the log, kept on the device."""
     unlogged_samples: int = 0
     """Samples that those losses cover."""
+    fault: ShardError | None = None
+    """What is wrong with the shards of the next step, where this is one of several ranks."""
 
     def weights(self) -> Weights:
         """Return dense layers and tables by name, copied to the host on access."""
@@ -114,6 +117,10 @@ def train_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
             trainer.step += 1
             trainer.num_samples += step.num_samples
             trainer.unlogged_samples += step.num_samples
+            # A shard that one rank cannot read must stop all of them after the same step.
+            if trainer.ranks.num_ranks > 1 and isinstance(steps, BackgroundIterator):
+                fault = steps.fault()
+                trainer.fault = fault if isinstance(fault, ShardError) else None
             yield step.batch, loss_sum
             # After the last planned step the source ends by itself, once staged rows are written back.
             if trainer.stopping.reason is not None and trainer.step < num_planned:

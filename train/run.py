@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..pipeline.errors import KIB, HotsetError
+from ..pipeline.errors import KIB, HotsetError, ShardError
 from ..pipeline.folders.manifest import checksum_of
 from ..pipeline.folders.totals import ShardsTotals
 from ..pipeline.runtime.progress import Progress, no_progress
@@ -73,6 +73,7 @@ from .run_log import RunLog, TrainSummary, summarize
 if TYPE_CHECKING:
     from .checkpoints.best_weights import BestWeights
     from .checkpoints.given_tables import GivenTable
+    from .evaluation_check import EvaluationCheck
     from .rows.embeddings import RowsPart
 
 _log = logging.getLogger(__name__)
@@ -104,6 +105,8 @@ class RunOptions:
     """What made the run, as plain data for its summary."""
     tensorboard: Path | None = None
     """Folder of a file that TensorBoard reads, with the lines of ``metrics.jsonl``; None: there is none."""
+    verify: bool = False
+    """Whether to hash all shards before the first step; otherwise large ones are verified when read."""
     progress: Progress = no_progress
     """Called after every step with the samples so far, the mean loss of the last logged steps and the last
     AUC."""
@@ -146,10 +149,18 @@ def train(shards: Path, config: TrainConfig, out: Path, options: RunOptions = Ru
             # Every rank begins, or none: a folder that one of them cannot write stops them all.
             with raise_on_any_rank(ranks):
                 folder, saved = begin_run(trainer, out, options, description, checkpoint)
-            log = RunLog(trainer, folder, saved, best, options.progress)
+            check = None if start.is_hashed else _begin_check(trainer)
+            log = RunLog(trainer, folder, saved, best, options.progress, check)
             quality, is_last = _train(trainer, log, saved, checkpoint)
             summary = replace(summarize(trainer, start.threads, out, quality), provenance=options.provenance)
             return _write_results(trainer, folder, best, summary, is_last=is_last)
+
+
+def _begin_check(trainer: Trainer) -> EvaluationCheck:
+    """Begin to hash the evaluation shards."""
+    from .evaluation_check import EvaluationCheck
+
+    return EvaluationCheck(trainer.shards, trainer.ranks)
 
 
 def _measure_codecs(trainer: Trainer, options: ExchangeOptions) -> dict[str, Any]:
@@ -182,6 +193,7 @@ def _train(
             if saved is not None:
                 saved.advance(to_end=True)
             log.log_loss()
+            log.check_evaluation()
             is_last = log.choose_weights()
             return trainer.predictor.score_run(progress=log.evaluating), is_last
     except NotFiniteRowError as error:
@@ -189,7 +201,10 @@ def _train(
     except Interrupted:
         log.save_last()
         raise
+    except ShardError as error:
+        log.refuse_shards(error)
     finally:
+        log.close()
         if saved is not None:
             saved.close()
 
@@ -232,6 +247,8 @@ class PreparedRun:
     """Codecs of what crosses between ranks, as far as options name them."""
     leaves_codecs_open: bool
     """Whether some are to be chosen by a measurement."""
+    is_hashed: bool
+    """Whether the shards were hashed; otherwise their batches are verified as they are read."""
 
 
 def prepare_run(
@@ -246,7 +263,7 @@ def prepare_run(
     # The shards first: what the settings leave open follows from them.
     opened = Shards.open(shards)
     opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
-    opened.refuse_damage()
+    is_hashed = opened.verify(is_first=options.verify)
     whole, opened = opened, with_options(opened, config)
     if config.last_batch != "keep":
         _report_last_batch(whole, opened, config.last_batch)
@@ -304,6 +321,7 @@ def prepare_run(
         given=given,
         exchange=exchange,
         leaves_codecs_open=leaves_codecs_open,
+        is_hashed=is_hashed,
     )
 
 

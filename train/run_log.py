@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
-from ..pipeline.errors import HotsetError, first_line
+from ..pipeline.errors import HotsetError, SaidElsewhereError, ShardError, first_line
 from ..pipeline.runtime.progress import Progress
 from ..pipeline.schema.schema import WEIGHT
 from .checkpoints.resume import Interrupted, Interrupts, RunCheckpoints
@@ -33,11 +33,18 @@ from .run_folder.files import RunFolder
 
 if TYPE_CHECKING:
     from .checkpoints.best_weights import BestWeights
+    from .evaluation_check import EvaluationCheck
     from .rows.tiers import Way
 
 _log = logging.getLogger(__name__)
+_DAMAGED = 2**16
+"""What a rank says of damaged shards in place of the number of a signal."""
 _ABSURD_LOSS = 100.0
 """Mean loss in nats of predictions that are surely wrong."""
+
+
+class ShardsElsewhereError(ShardError, SaidElsewhereError):
+    """Another rank says which shard cannot be read."""
 
 
 class RunLog:
@@ -50,8 +57,12 @@ class RunLog:
         saved: RunCheckpoints | None,
         best: BestWeights | None,
         progress: Progress,
+        check: EvaluationCheck | None = None,
     ) -> None:
         self._trainer = trainer
+        self._check = check
+        self._is_agreed = False
+        """Whether all ranks stop because of a damaged shard."""
         self._best = best
         self._folder = folder
         self._saved = saved
@@ -113,13 +124,14 @@ class RunLog:
                 self._saved.take(self._folder.metrics)
         total = trainer.shards.num_training_samples * trainer.config.epochs
         self._progress("train", trainer.num_samples, total, self._note, trainer.step)
-        if self.interrupts.number or trainer.ranks.num_ranks > 1:
+        if self.interrupts.number or trainer.ranks.num_ranks > 1 or self._check is not None:
             self._stop_if_interrupted()
 
     def evaluate(self) -> None:
         """Evaluate the run after its last step, and log it."""
         trainer = self._trainer
         self._is_logged = False
+        self.check_evaluation()
         part = trainer.predictor.steering_part
         quality = trainer.predictor.score(part=part, progress=self.evaluating)
         name = "validation" if part == "validation" else "evaluation"
@@ -166,6 +178,35 @@ class RunLog:
         # Ranks stop together, after a step.
         if self._trainer.ranks.num_ranks == 1:
             self._stop_if_interrupted()
+
+    def check_evaluation(self) -> None:
+        """Wait until evaluation shards are hashed in the background; raises ShardError at every rank."""
+        if self._check is None:
+            return
+        try:
+            self._check.wait()
+        except HotsetError as error:
+            self._is_agreed = True
+            raise error if isinstance(error, ShardError) else ShardsElsewhereError(str(error)) from None
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        if self._check is not None:
+            self._check.close()
+
+    def refuse_shards(self, error: ShardError) -> NoReturn:
+        """Save the run after its last step, and raise the error with how to go on."""
+        # Saving is the work of all ranks: one that raises alone cannot wait for the others.
+        is_alone = self._trainer.ranks.num_ranks > 1 and not self._is_agreed
+        if self._saved is None or not self._trainer.step or is_alone:
+            raise error
+        self.save_last()
+        if isinstance(error, ShardsElsewhereError):
+            raise error
+        raise type(error)(
+            f"{error}; the checkpoint of step {self._saved.last_written} is kept",
+            hint=f"{error.hint}; then the same command resumes the run" if error.hint else None,
+        ) from error
 
     def save_last(self) -> None:
         """Save the run after its last step, if it is saved."""
@@ -246,10 +287,16 @@ class RunLog:
         """Raise Interrupted, at every rank, if a signal has arrived at any."""
         number = self.interrupts.number or 0
         ranks = self._trainer.ranks
+        # What is wrong with shards is known to the rank that reads them, and stops all after the same step.
+        fault = self._trainer.fault or (self._check.fault if self._check is not None else None)
+        number = number if fault is None else _DAMAGED
         if ranks.num_ranks > 1:
             number = max(
                 int(each) for each in ranks.gather(torch.tensor([number], dtype=torch.int64, device="cpu"))
             )
+        if number == _DAMAGED:
+            self._is_agreed = True
+            raise fault or ShardsElsewhereError("another rank names a shard that cannot be read")
         if number:
             num_steps = self._trainer.config.epochs * self._trainer.shards.num_training_batches
             kept = (

@@ -138,6 +138,8 @@ class BackgroundIterator(Generic[Item]):
         for _ in range(max(depth, 1)):
             self._places.put(None)
         self._error: BaseException | None = None
+        self._next: tuple[Item] | tuple[()] | None = None
+        """What `fault` has taken from the queue."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
@@ -145,7 +147,8 @@ class BackgroundIterator(Generic[Item]):
         self._thread.start()
         num_taken = 0
         while True:
-            taken = self._queue.get()
+            taken = self._queue.get() if self._next is None else self._next
+            self._next = None
             # Set before the end is queued, and so before this thread could wait for ever.
             if self._error is not None:
                 raise self._error
@@ -157,6 +160,12 @@ class BackgroundIterator(Generic[Item]):
                 for _ in range(self._given_back):
                     self._places.put(None)
             yield taken[0]
+
+    def fault(self) -> BaseException | None:
+        """Wait for the next item; return the exception that the caller's next step would raise instead."""
+        if self._next is None:
+            self._next = self._queue.get()
+        return self._error
 
     def close(self) -> None:
         """Stop the thread at its next item."""

@@ -249,8 +249,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._hashed: tuple[tuple[int, int, int], ...] | None = None
         shards = self._shards()
         states = shards.file_states(self._kinds)
-        shards.refuse_damage(self._kinds)
-        self._hashed = states
+        self._hashed = states if shards.verify(self._kinds) else None
         if multi_hot is not None:
             self._draws = MultiHotDraws(by_feature(shards.tables), multi_hot)
         _refuse_equal_names(shards, multi_hot)
@@ -376,7 +375,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             shards = Shards.open(self._folder)
             # On another machine the folder may be another copy, whose bytes nobody has hashed.
             if self._hashed is not None and shards.file_states(self._kinds) != self._hashed:
-                shards.refuse_damage(self._kinds)
+                shards.verify(self._kinds)
             if self._last_batch != "keep":
                 shards = shards.with_last_batch(self._last_batch)
             self._opened = (os.getpid(), shards)

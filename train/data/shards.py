@@ -18,7 +18,7 @@ import copy
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import (
+    GIB,
     ConfigError,
     HotsetError,
     ShardError,
@@ -62,6 +63,8 @@ from .shard_file import Columns, ShardFile
 _log = logging.getLogger(__name__)
 _STAGE = "pack"
 _VERSION = 1
+_HASHED_FIRST_BYTES = 4 * GIB
+"""Bytes of shards below which they are hashed before they are used, which takes seconds."""
 Found = TypeVar("Found", bound=Lookups)
 _KINDS = ("hot_only", "mixed", "evaluation")
 
@@ -266,6 +269,26 @@ class Shards:
         found = [batch.label_B.numpy() if name == LABEL else batch.of_samples[name] for name in columns]
         return np.stack(found, axis=1)
 
+    def verify(self, kinds: Collection[str] = _KINDS, *, is_first: bool = False) -> bool:
+        """Hash the files of these kinds now, unless they are large and verified as they are read.
+
+        Args:
+            kinds: of the files.
+            is_first: hash them now in any case.
+
+        Returns:
+            Whether they were hashed.
+
+        Raises:
+            ShardError: as by `refuse_damage`.
+        """
+        files = [file for file in self._files if file.facts.kind in kinds]
+        is_large = sum(file.entry.num_bytes for file in files) >= _HASHED_FIRST_BYTES
+        if is_large and not is_first and all(file.verifies_reads for file in files):
+            return False
+        self.refuse_damage(kinds)
+        return True
+
     def refuse_damage(self, kinds: Collection[str] = _KINDS) -> None:
         """Hash the files of these kinds.
 
@@ -275,9 +298,15 @@ class Shards:
         Raises:
             ShardError: the first file whose bytes are not those that were sealed.
         """
-        files = [file for file in self._files if file.facts.kind in kinds]
+        for _ in self.hashing(kinds):
+            pass
+
+    def hashing(self, kinds: Collection[str], part: slice = slice(None), workers: int = 0) -> Iterator[None]:
+        """Hash a part of the files of these kinds; yields after each. Raises as `refuse_damage`."""
+        files = [file for file in self._files if file.facts.kind in kinds][part]
         # Closed at a damaged file: an error keeps the variables of this function, and with them threads.
-        with closing(run_tasks(hash_file, ((file.path,) for file in files))) as found:
+        tasks = ((file.path,) for file in files)
+        with closing(run_tasks(hash_file, tasks, workers=workers)) as found:
             for file, (_, checksum) in zip(files, found, strict=True):
                 if checksum != file.entry.xxh3_128:
                     raise ShardError(
@@ -286,6 +315,7 @@ class Shards:
                     )
                 # What was written to since the file was opened would be named at the next read.
                 file.is_hashed = True
+                yield
 
     def file_states(self, kinds: Collection[str] = _KINDS) -> tuple[tuple[int, int, int], ...]:
         """Return inode, bytes and change time (ns) of the files of these kinds.

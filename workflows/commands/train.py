@@ -93,6 +93,9 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
     slow_dir: Path | None = None
     """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
 
+    verify: bool = False
+    """Hash all shards before the first step; by default those of 4 GiB or more are verified when read."""
+
     tensorboard: Path | None = None
     """Folder for a file of losses and scores that TensorBoard reads (`tensorboard --logdir` shows it)."""
 
@@ -169,6 +172,7 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
                 init_from=self.init_from,
                 init_tables=self._given_tables(),
                 tensorboard=self.tensorboard,
+                verify=self.verify,
                 exchange=config_of(ExchangeOptions, self),
                 provenance={
                     "command": shlex.join(["hotset", "train", *self.typed]),
