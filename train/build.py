@@ -7,11 +7,11 @@ imported here, where a config asks for them.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -37,7 +37,7 @@ from .build_model import (
     warn_of_probabilities,
 )
 from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig
-from .data.batch import MicroBatches, with_histories
+from .data.batch import Batch, Lookups, MicroBatches, with_histories
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from .data.shards import Shards
 from .dense.dense_step import DenseStep, GraphStep, TiledStep, build_dense_step
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from .dense.objective import Objective
     from .device import Device
     from .ranks.messages import CodedExchange
+    from .ranks.node import Node
 
 MOST_READERS = 16
 """Threads that read and pack for a GPU: 40 million samples per second, more than it takes."""
@@ -114,12 +115,16 @@ def build_trainer(
     layers = (shards, config, chosen_model, tools, threads)
     model, dense = _build_dense_layers(*layers, build_sums, objective, answers.labels, model_source)
     shards = shards.with_histories(model.histories) if model.histories else shards
-    embeddings = _build_rows(shards, config, tools, ranks, coded, start)
+    reading = _Reading(shards.training_batch, shards.training_lookups)
+    node = None
+    if ranks.num_ranks > 1:
+        node, reading = _share_reading(shards, ranks, tools.micro_batches)
+    embeddings = _build_rows(shards, config, tools, ranks, coded, start, node)
     predictor = Predictor(
         shards, dense, embeddings, tools.meter, tools.folder, ranks, answers, config.negative_rate
     )
     order = _build_order(shards, config, order, predictor, start)
-    source = _build_step_source(shards, config, tools, embeddings, order, start)
+    source = _build_step_source(shards, config, tools, embeddings, order, start, reading)
 
     chosen = config.optimizers(shards.embedding_optimizer)
     decay, is_tiled = config.recipe.dense_decay, isinstance(dense, TiledStep)
@@ -270,6 +275,22 @@ def _build_objective(
     return Objective(tuple(columns), tuple(weights), own_loss)
 
 
+class _Reading(NamedTuple):
+    """What returns training batches by number, and their lookups alone."""
+
+    batch: Callable[[int], Batch]
+    lookups: Callable[[int], Lookups]
+
+
+def _share_reading(shards: Shards, ranks: Ranks, micro_batches: MicroBatches) -> tuple[Node, _Reading]:
+    """Let this rank read its own samples, and one rank of each machine the lookups of all."""
+    from .ranks.node import Node, NodeLookups, RankBatches
+
+    node = Node(ranks)
+    lookups = NodeLookups(shards, node)
+    return node, _Reading(RankBatches(shards, micro_batches, lookups.read).read, lookups.read)
+
+
 def _build_rows(
     shards: Shards,
     config: TrainConfig,
@@ -277,14 +298,15 @@ def _build_rows(
     ranks: Ranks,
     coded: CodedExchange | None,
     start: RunStart | None,
+    node: Node | None,
 ) -> Embeddings:
     """Build the tiers of the rows of this rank, with their first values."""
-    if coded is None:
+    if coded is None or node is None:
         embeddings = build_embeddings(shards, config, tools)
     else:
         from .build_ranks import build_ranked_embeddings
 
-        embeddings = build_ranked_embeddings(shards, config, tools, ranks, coded)
+        embeddings = build_ranked_embeddings(shards, config, tools, ranks, coded, node)
     if start is not None:
         restore_rows(embeddings, start.rows, are_saved=start.done is not None)
     return embeddings
@@ -320,6 +342,7 @@ def _build_step_source(
     embeddings: Embeddings,
     order: BatchOrder,
     start: RunStart | None,
+    reading: _Reading,
 ) -> StepSource:
     """Build the source of a run's steps; where rows spill to disk, plan the run."""
     # An order that depends on the run cannot be read ahead, and the host itself is busy with the steps.
@@ -330,11 +353,12 @@ def _build_step_source(
     is_fresh = start is None or start.is_fresh or is_planned
     source = StepSource(
         embeddings,
-        shards.training_batch,
+        reading.batch,
         lambda number: bool(shards.is_hot_only[number]),
         is_fresh=is_fresh,
         is_resumed=start is not None,
         readers=readers,
+        read_lookups=reading.lookups,
     )
     # A spill file holds rows by their next use, so it is written once the whole order is known.
     if is_planned:

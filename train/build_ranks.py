@@ -28,6 +28,7 @@ from .placements.placements import build_placements
 from .ranks.embeddings import RankedEmbeddings, RankedGroup
 from .ranks.exchange import HeldRows, choose_owners
 from .ranks.messages import CodedExchange, Kind
+from .ranks.node import Node
 from .ranks.ranks import (
     Ranks,
     check_equal_settings,
@@ -46,6 +47,7 @@ def build_ranked_embeddings(
     tools: RowTools,
     ranks: Ranks,
     coded: CodedExchange,
+    node: Node,
 ) -> RankedEmbeddings:
     """Build the tiers of the rows of this rank, with initial values.
 
@@ -56,7 +58,7 @@ def build_ranked_embeddings(
     # Owners are a function of the shards and the options, so every rank finds the same ones. What one rank
     # refuses all refuse, before any waits for it.
     with raise_on_any_rank(ranks):
-        held = _hold_rows(shards, tools.micro_batches)
+        held = _hold_rows(shards, tools.micro_batches, node)
     # Ranks that read other batches would wait for messages that nobody sends.
     owners = [hashlib.blake2b(rows.owners_K.tobytes()).hexdigest() for rows in held.values()]
     check_equal_settings(ranks, {"the plan of the exchange": owners})
@@ -75,11 +77,12 @@ def build_ranked_embeddings(
     return embeddings
 
 
-def _hold_rows(shards: Shards, micro_batches: MicroBatches) -> dict[int, HeldRows]:
+def _hold_rows(shards: Shards, micro_batches: MicroBatches, node: Node) -> dict[int, HeldRows]:
     """Return the owner of each row, by embedding dimension."""
     held = {}
     for dim, chosen in tables_by_dim([table.embedding_dim for table in shards.tables]).items():
-        owners_K = choose_owners(shards, chosen, micro_batches.num_ranks, micro_batches.num_micro_batches)
+        num_ranks, num_shares = micro_batches.num_ranks, micro_batches.num_micro_batches
+        owners_K = choose_owners(shards, chosen, num_ranks, num_shares, node)
         held[dim] = HeldRows(
             [shards.tables[table].num_rows for table in chosen], owners_K, micro_batches.rank
         )
@@ -164,7 +167,7 @@ def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
     volumes: dict[Kind, list[_Volume]] = {"vectors": [], "gradients": []}
     for group in trainer.embeddings.groups:
         assert isinstance(group, RankedGroup)
-        found = [group.look_at(trainer.shards.training_batch(number)) for number in numbers]
+        found = [group.look_at(trainer.shards.training_lookups(number)) for number in numbers]
         crossing = {
             "vectors": [each.vectors for each in found],
             "gradients": [each.gradients for each in found],

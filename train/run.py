@@ -36,7 +36,7 @@ from .config import (
     TrainConfig,
     rank_timeout,
 )
-from .data.batch_order import BATCH_ORDER, BatchOrder, RecordedOrder
+from .data.batch_order import BATCH_ORDER, BatchOrder, RecordedOrder, SeededOrder
 from .data.shards import ShardOrigin, Shards, with_hot_bytes
 from .dense.gradients import cpu_features, warn_of_slow_bf16
 from .loop import Trainer, train_steps
@@ -267,7 +267,7 @@ def prepare_run(
     whole, opened = opened, with_options(opened, config)
     if config.last_batch != "keep":
         _report_last_batch(whole, opened, config.last_batch)
-    _warn_of_large_values(opened)
+    _warn_of_large_values(opened, config.seed)
     threads = set_threads(config.threads)
     replay = options.replay
     # A batch order that was changed since would be replayed as if it were the run's.
@@ -335,14 +335,16 @@ def _report_last_batch(whole: Shards, chosen: Shards, option: str) -> None:
         _log.warning("--last-batch %s changes nothing: there is no short batch to %s", option, option)
 
 
+_BATCHES_LOOKED_AT = 3
 _LARGE = 1e6
 """Dense values beyond it are not transformed, and too large for the first step of any layer."""
 
 
-def _warn_of_large_values(shards: Shards) -> None:
-    """Warn of dense features whose values are very large in a few training batches."""
-    last = shards.num_training_batches - 1
-    for number in sorted({0, last // 2, last} if last >= 0 and shards.num_dense else ()):
+def _warn_of_large_values(shards: Shards, seed: int) -> None:
+    """Warn of dense features whose values are very large in the first training batches."""
+    order = SeededOrder(shards.is_hot_only, seed, 1, is_grouped=shards.is_grouped)
+    first = next(order.epochs())[:_BATCHES_LOOKED_AT] if shards.num_dense else ()
+    for number in first:
         most_K = shards.training_batch(number).dense_BK.abs().amax(dim=0)
         for name, most in zip(ShardsTotals.of(shards.manifest).dense, most_K.tolist(), strict=True):
             if most > _LARGE:

@@ -185,6 +185,35 @@ class Batch:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBatch(Batch):
+    """A batch whose lookups are all there, and whose other columns are those of one rank's samples."""
+
+    own: Batch
+    """The samples of the rank."""
+    part: tuple[int, int]
+    """The first and the last-plus-one of them."""
+
+    @classmethod
+    def of(cls, own: Batch, lookups: BatchLookups, part: tuple[int, int]) -> RankBatch:
+        """Put together what a rank has read of a batch."""
+        return cls(
+            label_B=own.label_B,
+            dense_BK=own.dense_BK,
+            ids_BF=lookups.ids_BF,
+            is_hot_B=None,
+            is_hot_only=lookups.is_hot_only,
+            bags=lookups.bags,
+            own=own,
+            part=part,
+        )
+
+    def cut(self, first: int, stop: int) -> Batch:
+        """Return the samples of the rank, which alone are there."""
+        assert (first, stop) == self.part, "a rank has its own samples"
+        return self.own
+
+
 @dataclass(frozen=True, slots=True)
 class BatchIds:
     """The lookups of a batch in one table group, by sample, then feature."""

@@ -404,6 +404,26 @@ class Shards:
             return join_lookups([lookups, merged])
         return lookups
 
+    def training_samples(self, number: int, lookups: BatchLookups, part: tuple[int, int]) -> Batch:
+        """Some samples of training batch ``number``, whose lookups were read.
+
+        Args:
+            number: of the batch.
+            lookups: those of the whole batch.
+            part: the first and the last-plus-one sample; blocks with other samples are not read.
+
+        Raises:
+            ShardError: as by `training_batch`.
+        """
+        positions = [self._training[number], *([self._merged[number]] if number in self._merged else [])]
+        found = []
+        # Of a merged batch, each of the two that it was made of has a range of the samples.
+        for (start, stop), position in zip(pairwise(self._starts_of(positions)), positions, strict=True):
+            low, high = (min(max(each, start), stop) for each in part)
+            read = partial(ShardFile.read, lookups=lookups.cut(low, high), part=(low - start, high - start))
+            found.append(self._read_file(position, read))
+        return join(found)
+
     def evaluation_batch(self, number: int) -> Batch:
         """The evaluation batch ``number``, in log order."""
         position = self._evaluation[number]
@@ -438,12 +458,8 @@ class Shards:
         self, position: _BatchPosition, read: Callable[[ShardFile, int, Columns, bool], Found]
     ) -> Found:
         """Read a batch, or its lookups; check them against the manifest, as the file is not trusted."""
+        found = self._read_file(position, read)
         file = self._files[position.file]
-        try:
-            found = read(file, position.index, self._columns, position.is_hot_only)
-        except DAMAGE:
-            with damage_named(file.path, ShardError, "cannot be read"):
-                raise
         left = file.entry.num_samples - position.index * self.batch_size
         wanted = min(left, self.batch_size)
         if found.num_samples != wanted:
@@ -463,6 +479,17 @@ class Shards:
             if stray >= 0:
                 self._refuse_stray(number, bags.ids_N[stray], position)
         return found
+
+    def _read_file(
+        self, position: _BatchPosition, read: Callable[[ShardFile, int, Columns, bool], Found]
+    ) -> Found:
+        """Read a batch, a part of it or its lookups, not checked against the manifest."""
+        file = self._files[position.file]
+        try:
+            return read(file, position.index, self._columns, position.is_hot_only)
+        except DAMAGE:
+            with damage_named(file.path, ShardError, "cannot be read"):
+                raise
 
     def _where(self, position: _BatchPosition) -> str:
         return f"{self._files[position.file].path}: batch {position.index}"

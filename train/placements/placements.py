@@ -210,7 +210,7 @@ def count_row_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64
     reader = IdReader(shards.tables, tables)
     counts = [np.zeros(shards.tables[table].num_rows, np.int64) for table in tables]
     for number in range(shards.num_training_batches):
-        ids = reader.read(shards.training_batch(number))
+        ids = reader.read(shards.training_lookups(number))
         # Bags are numbered sample by sample, so the table of a lookup is its bag modulo their number.
         bags_N = ids.bags_of_tables
         bags_N = np.arange(ids.ids_N.size) if bags_N is None else bags_N

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ...pipeline.errors import format_byte_size
-from ..data.batch import Batch
+from ..data.batch import Batch, Lookups
 from ..metrics import Kind
 from ..rows.embeddings import Embeddings, used_slow_rows
 from ..rows.step_plan import ColdRows, GroupStep, PlannedStep
@@ -52,6 +52,7 @@ class StepSource:
         is_fresh: whether rows that no batch has used still have their initial values.
         is_resumed: whether rows were restored: at its next use such a row is fetched, not initialized.
         readers: read batches ahead; None: each is read where its step is made.
+        read_lookups: returns the lookups of a training batch, of which its cold rows are; None: `read`.
         window_bytes: memory that cold rows of batches known ahead may take; None: `WINDOW_BYTES`.
     """
 
@@ -64,10 +65,12 @@ class StepSource:
         is_fresh: bool = True,
         is_resumed: bool = False,
         readers: Readers | None = None,
+        read_lookups: Callable[[int], Lookups] | None = None,
         window_bytes: int | None = None,
     ) -> None:
         self._embeddings = embeddings
         self._read = read
+        self._read_lookups = read_lookups or read
         self._is_hot_only = is_hot_only
         self._is_fresh = is_fresh
         self.is_resumed = is_resumed
@@ -160,8 +163,8 @@ class StepSource:
         """Return the cold rows of each group; none where a batch needs no staging."""
         if not self._is_staged(number):
             return []
-        batch = self._read(number)
-        return [group.cold_rows(batch) for group in self.staged]
+        lookups = self._read_lookups(number)
+        return [group.cold_rows(lookups) for group in self.staged]
 
     def _is_staged(self, number: int) -> bool:
         """Return whether a batch needs staging slots."""

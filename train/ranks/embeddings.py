@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
 from ...stats.exchange import StepRows, rank_masks
-from ..data.batch import Batch, BatchIds, EmbeddingTable, MicroBatches, join
+from ..data.batch import Batch, BatchIds, BatchLookups, EmbeddingTable, Lookups, MicroBatches, join
 from ..rows.backends import NumbaRows
 from ..rows.embeddings import Embeddings
 from ..rows.kernels import copy_rows
@@ -56,9 +56,10 @@ class RankedGroup(TableGroup):
         """Return the rows that a training step serves, each once, and what crosses."""
         return self._read(batch, self.micro_batches.cut(batch), self._ranks_of(batch), is_training=True)
 
-    def look_at(self, batch: Batch) -> GroupExchange:
+    def look_at(self, lookups: BatchLookups) -> GroupExchange:
         """Return what would cross in a step if all rows had been used."""
-        part = self._read(batch, self.micro_batches.cut(batch), self._ranks_of(batch), is_training=False)
+        own = lookups.cut(*self.micro_batches.own_part(lookups.num_samples))
+        part = self._read(lookups, own, self._ranks_of(lookups), is_training=False)
         exchange: GroupExchange = part.exchange
         return exchange
 
@@ -68,7 +69,9 @@ class RankedGroup(TableGroup):
         own = batches[self.micro_batches.rank]
         return self._read(join(batches), own, ranks_B.astype(np.uint8), is_training=False)
 
-    def _read(self, batch: Batch, own: Batch, ranks_B: NDArray[np.uint8], *, is_training: bool) -> GroupStep:
+    def _read(
+        self, batch: Lookups, own: Lookups, ranks_B: NDArray[np.uint8], *, is_training: bool
+    ) -> GroupStep:
         # Every rank reads its part of the samples, and those of the others, too.
         ids, own_ids = self.reader.read(batch), self.reader.read(own)
         lookups = self.reader.by_row(ids)
@@ -87,7 +90,7 @@ class RankedGroup(TableGroup):
         served = self.held.served(keys_U)
         return GroupStep(BatchIds(served.rows_U, None, served.num_rows, 1), served, exchange)
 
-    def _ranks_of(self, batch: Batch) -> NDArray[np.uint8]:
+    def _ranks_of(self, batch: Lookups) -> NDArray[np.uint8]:
         micro_batches = self.micro_batches
         return ranks_of_batch(
             batch.num_samples,
@@ -96,7 +99,7 @@ class RankedGroup(TableGroup):
             micro_batches.num_ranks,
         )
 
-    def cold_rows(self, batch: Batch) -> ColdRows:
+    def cold_rows(self, batch: Lookups) -> ColdRows:
         lookups = self.reader.by_row(self.reader.read(batch))
         return self.placement.cold_rows(self.held.served(keys_of(lookups, self.held.first_key_F1)))
 

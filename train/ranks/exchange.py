@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ from ..data.batch import BatchIds, EmbeddingTable, IdReader
 from ..data.shards import Shards
 from ..rows.tiers import HeldIds
 from .messages import Crossing
+
+if TYPE_CHECKING:
+    from .node import Node
 
 # ruff: noqa: N815  (arrays carry shape suffixes)
 
@@ -73,7 +76,7 @@ def ranks_of_batch(num_samples: int, batch_size: int, num_shares: int, num_ranks
 
 
 def choose_owners(
-    shards: Shards, chosen: Sequence[int], num_ranks: int, num_shares: int
+    shards: Shards, chosen: Sequence[int], num_ranks: int, num_shares: int, node: Node | None = None
 ) -> NDArray[np.uint8]:
     """Return the rank that uses each row in most training steps, (num_keys,).
 
@@ -85,6 +88,7 @@ def choose_owners(
         chosen: positions of the tables of one group, ascending.
         num_ranks: ranks that compute a batch.
         num_shares: equal parts of a batch, a multiple of ``num_ranks``.
+        node: ranks of this machine, which divide the batches; None: this one reads all of them.
 
     Raises:
         ConfigError: a batch cannot be cut so, or the tables have too many rows.
@@ -107,12 +111,15 @@ def choose_owners(
     most = max(1, _RANGE_BYTES // (_COUNT_BYTES * num_ranks))
     for first in range(0, num_rows, most):
         uses_KW = np.zeros((min(most, num_rows - first), num_ranks), np.uint32)
-        for number in range(shards.num_training_batches):
-            ids = reader.read(shards.training_batch(number))
+        own = (0, 1) if node is None else (node.rank, node.num_ranks)
+        for number in range(own[0], shards.num_training_batches, own[1]):
+            ids = reader.read(shards.training_lookups(number))
             lookups = reader.by_row(ids)
             ranks_B = ranks_of_batch(ids.num_samples, shards.batch_size, num_shares, num_ranks)
             masks_U = rank_masks(lookups, ranks_of_lookups(ranks_B, ids), num_ranks)
             count_uses(keys_of(lookups, first_key_F1), masks_U, first, uses_KW)
+        if node is not None:
+            uses_KW = node.summed(uses_KW)
         owners.append(owners_by_use(uses_KW, rows_of_ranks, first))
     return np.concatenate(owners)
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...stats.batch_rows import LookupsByRow, group_lookups, of_matrix
-from ..data.batch import Batch, BatchIds, IdReader, MicroBatches
+from ..data.batch import Batch, BatchIds, IdReader, Lookups, MicroBatches
 from ..metrics import Kind
 from ..threads import WorkThreads
 from .backends import NumbaRows, RowBackend, backend_of, fetch, initialize_rows, write_back
@@ -298,7 +298,7 @@ class TableGroup:
         ids = self.reader.read(batch)
         return GroupStep(ids, self.reader.by_row(ids))
 
-    def cold_rows(self, batch: Batch) -> ColdRows:
+    def cold_rows(self, batch: Lookups) -> ColdRows:
         """Return the rows of a batch that need staging slots, for planning."""
         return self.placement.find_cold_rows(self.reader.read(batch))
 
