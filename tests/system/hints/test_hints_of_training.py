@@ -39,8 +39,9 @@ from hotset.train.checkpoints.files import refuse_other_shape
 from hotset.train.checkpoints.resume import RunCheckpoints
 from hotset.train.checkpoints.source_run import _open_maps, _read_map, _refuse_not_finite
 from hotset.train.config import ChosenExchange, TrainConfig
+from hotset.train.data import shards as shards_module
 from hotset.train.data.batch import MicroBatches
-from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
+from hotset.train.data.batch_order import RecordedOrder, ResumedOrder, SeededOrder
 from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.dense.gradients import choose_dense_dtype
@@ -131,6 +132,25 @@ def test_stray_ids_and_lost_columns_are_packed_again(shell: Shell) -> None:
     reseal(Path("data/shards"), stray, first_file("mixed").name)
     shell.obey(shell.refused(*TRAIN, "other", "--placement", "all-fast"))
     retrained(shell)
+
+
+@follows("train/run_log.py::RunLog.refuse_shards")
+def test_a_run_that_met_a_damaged_batch_is_resumed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards_module, "_HASHED_FIRST_BYTES", 0)
+    opened = Shards.open(Path("data"))
+    order = next(SeededOrder(opened.is_hot_only, 0, 1, is_grouped=opened.is_grouped).epochs())
+    position = opened._training[order[-1]]
+    file = opened._files[position.file]
+    assert file._stored is not None
+    stored = file._stored(position.index)
+    whole = bytearray(file.path.read_bytes())
+    whole[stored.start + stored.layout.buffers["dense", "values"].start] ^= 1
+    file.path.write_bytes(whole)
+    run = (*TRAIN, "other", "--placement", "all-fast")
+    hint = shell.refused(*run)
+    assert hint.endswith("give it the options that it had; then the same command resumes the run")
+    shell.obey(hint.replace("pack data", "pack data --batch-size 128"))
+    shell.works(*run)
 
 
 @follows("train/data/shard_file.py::UnchangedFile.refuse_change")

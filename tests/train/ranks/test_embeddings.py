@@ -26,6 +26,7 @@ from hotset.train.ranks import embeddings as ranked_embeddings
 from hotset.train.ranks import messages
 from hotset.train.ranks.exchange import HeldRows
 from hotset.train.ranks.messages import Coding
+from hotset.train.ranks.node import Node
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 
 PLACEMENTS = ("all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead")
@@ -261,8 +262,8 @@ def test_ranks_predict_both_parts_with_the_bits_of_one_process(tmp_path: Path) -
 def test_ranks_with_other_owners_are_refused(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     hold_rows = build_ranks._hold_rows
 
-    def hold_others(shards: Shards, micro_batches: MicroBatches) -> dict[int, HeldRows]:
-        held = hold_rows(shards, micro_batches)
+    def hold_others(shards: Shards, micro_batches: MicroBatches, node: Node) -> dict[int, HeldRows]:
+        held = hold_rows(shards, micro_batches, node)
         for rows in held.values():
             rows.owners_K[:1] = micro_batches.rank
         return held

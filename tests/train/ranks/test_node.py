@@ -1,0 +1,236 @@
+"""Ranks of one machine read the lookups of a batch once, and each its own samples."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.formats.batch_checksums import BLOCK_SAMPLES
+from hotset.tests.support.shard_factory import write_shards
+from hotset.tests.support.thread_ranks import run_thread_ranks
+from hotset.train.data.batch import BatchLookups, MicroBatches, RankBatch
+from hotset.train.data.shard_file import ShardFile, UnchangedFile
+from hotset.train.data.shards import Shards
+from hotset.train.ranks.exchange import choose_owners
+from hotset.train.ranks.node import Node, NodeLookups, RankBatches
+from hotset.train.ranks.ranks import OneRank, Ranks
+from hotset.workflows.drawn_shards import DrawnShards
+
+
+def assert_equal(found: BatchLookups, wanted: BatchLookups) -> None:
+    np.testing.assert_array_equal(found.ids_BF, wanted.ids_BF)
+    assert found.is_hot_only == wanted.is_hot_only
+    for own, its in zip(found.bags, wanted.bags, strict=True):
+        np.testing.assert_array_equal(own.offsets_B1, its.offsets_B1)
+        np.testing.assert_array_equal(own.ids_N, its.ids_N)
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note each batch whose lookups are read from a file."""
+    read: list[int] = []
+    training_lookups = Shards.training_lookups
+
+    def noting(shards: Shards, number: int) -> BatchLookups:
+        read.append(number)
+        return training_lookups(shards, number)
+
+    monkeypatch.setattr(Shards, "training_lookups", noting)
+    return read
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("multi_hot", [(), (0, 2)])
+def test_lookups_are_read_once_for_all_ranks(
+    num_ranks: int, multi_hot: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "shards", multi_hot=multi_hot)
+    wanted = [Shards.open(folder).training_lookups(number) for number in range(8)]
+    read = count_reads(monkeypatch)
+
+    def work(ranks: Ranks) -> None:
+        lookups = NodeLookups(Shards.open(folder), Node(ranks), 1 << 20)
+        for number in (3, 0, 7, 1, 2, 4, 5, 6, 3, 3, 0):
+            assert_equal(lookups.read(number), wanted[number])
+
+    run_thread_ranks(num_ranks, work)
+    assert Counter(read) == Counter(range(8))
+
+
+@given(
+    orders=st.lists(st.lists(st.integers(0, 7), max_size=25), min_size=2, max_size=3),
+    ring_bytes=st.sampled_from([1, 400, 3000, 9000]),
+)
+@settings(max_examples=30)
+def test_a_ring_too_small_is_read_around(
+    orders: list[list[int]], ring_bytes: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = write_shards(tmp_path_factory.mktemp("ring") / "shards", multi_hot=(1,))
+    wanted = [Shards.open(folder).training_lookups(number) for number in range(8)]
+
+    def work(ranks: Ranks) -> None:
+        lookups = NodeLookups(Shards.open(folder), Node(ranks), ring_bytes)
+        for number in orders[ranks.rank]:
+            assert_equal(lookups.read(number), wanted[number])
+
+    run_thread_ranks(len(orders), work)
+
+
+def test_ranks_that_cannot_share_memory_read_for_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "shards")
+
+    def none_left(*_: Any) -> int:
+        raise OSError
+
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    read = count_reads(monkeypatch)
+
+    def work(ranks: Ranks) -> tuple[int, int]:
+        node = Node(ranks)
+        lookups = NodeLookups(Shards.open(folder), node)
+        for number in range(8):
+            lookups.read(number)
+        counts = np.full(3, ranks.rank + 1, np.uint32)
+        return node.num_ranks, int(node.summed(counts)[0])
+
+    assert run_thread_ranks(2, work) == [(1, 1), (1, 2)]
+    assert Counter(read) == Counter([*range(8)] * 2)
+
+
+def test_one_rank_shares_nothing(tmp_path: Path) -> None:
+    node = Node(OneRank())
+    assert (node.rank, node.num_ranks, node.share(100)) == (0, 1, None)
+    assert node.summed(np.array([4], np.uint32)).tolist() == [4]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_owners_are_those_that_one_rank_finds(
+    num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "shards", multi_hot=(1,))
+    wanted = choose_owners(Shards.open(folder), [0, 1, 2], num_ranks, num_ranks)
+    read = count_reads(monkeypatch)
+
+    def work(ranks: Ranks) -> bytes:
+        return choose_owners(Shards.open(folder), [0, 1, 2], num_ranks, num_ranks, Node(ranks)).tobytes()
+
+    assert run_thread_ranks(num_ranks, work) == [wanted.tobytes()] * num_ranks
+    assert Counter(read) == Counter(range(8))
+
+
+class BytesRead:
+    """Bytes that each thread has read of shards: of lookups, and of own samples."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of_thread = threading.local()
+        read_at, read_lookups = UnchangedFile.read_at, ShardFile.read_lookups
+
+        def reading(file: UnchangedFile, position: int, num_bytes: int) -> Any:
+            counts = self.counts()
+            counts["lookups" if getattr(self.of_thread, "is_lookups", False) else "samples"] += num_bytes
+            return read_at(file, position, num_bytes)
+
+        def of_lookups(*arguments: Any) -> Any:
+            self.of_thread.is_lookups = True
+            try:
+                return read_lookups(*arguments)
+            finally:
+                self.of_thread.is_lookups = False
+
+        monkeypatch.setattr(UnchangedFile, "read_at", reading)
+        monkeypatch.setattr(ShardFile, "read_lookups", of_lookups)
+
+    def counts(self) -> Counter[str]:
+        """Those of this thread."""
+        if not hasattr(self.of_thread, "counts"):
+            self.of_thread.counts = Counter()
+        found: Counter[str] = self.of_thread.counts
+        return found
+
+
+ROW_BYTES = 4 + 13 * 4
+"""Label and dense values of a drawn sample."""
+IDS_BYTES = 26 * 4
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize(("batch_size", "num_batches"), [(2048, 5), (16384, 2)])
+def test_a_rank_reads_its_own_samples(
+    num_ranks: int, batch_size: int, num_batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "shards"
+    DrawnShards(rows_of_table=100, skew=1.0, num_batches=num_batches, batch_size=batch_size).write(folder)
+    training = sum(
+        entry.num_bytes for _, entry in Manifest.read(folder).parts() if entry.facts["kind"] != "evaluation"
+    )
+    counted = BytesRead(monkeypatch)
+
+    def work(ranks: Ranks) -> Counter[str]:
+        shards = Shards.open(folder)
+        micro_batches = MicroBatches(batch_size, num_ranks, ranks.rank, num_ranks)
+        batches = RankBatches(shards, micro_batches, NodeLookups(shards, Node(ranks)).read)
+        for number in range(num_batches):
+            batch = batches.read(number)
+            first, stop = micro_batches.own_part(batch_size)
+            assert batch.cut(first, stop).num_samples == batch_size // num_ranks
+        return counted.counts()
+
+    found = run_thread_ranks(num_ranks, work)
+    num_samples = num_batches * batch_size
+    for each in found:
+        assert each["samples"] == ROW_BYTES * num_samples // num_ranks
+        assert each["samples"] <= 1.05 / num_ranks * training
+    # The lookups once for all of them, and so every byte of the batches is read once on the machine.
+    assert sum(each["lookups"] for each in found) == IDS_BYTES * num_samples
+
+
+@pytest.mark.parametrize(("batch_size", "num_ranks", "num_shares"), [(1000, 3, 3), (1000, 5, 5), (300, 2, 4)])
+def test_parts_that_end_inside_a_block_read_at_most_two_more(
+    batch_size: int, num_ranks: int, num_shares: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(
+        tmp_path / "shards", num_hot_only=0, num_mixed=2 * batch_size + 77, batch_size=batch_size
+    )
+    whole = Shards.open(folder)
+    counted = BytesRead(monkeypatch)
+    row_bytes = 4 + 2 * 4
+    for rank in range(num_ranks):
+        shards = Shards.open(folder)
+        micro_batches = MicroBatches(batch_size, num_shares, rank, num_ranks)
+        batches = RankBatches(shards, micro_batches, shards.training_lookups)
+        for number in range(3):
+            wanted = whole.training_batch(number)
+            first, stop = micro_batches.own_part(wanted.num_samples)
+            counted.counts().clear()
+            found = batches.read(number)
+            assert counted.counts()["samples"] <= (stop - first + 2 * BLOCK_SAMPLES) * row_bytes
+            assert isinstance(found, RankBatch)
+            own, its = found.cut(first, stop), wanted.cut(first, stop)
+            np.testing.assert_array_equal(own.label_B, its.label_B)
+            np.testing.assert_array_equal(own.dense_BK, its.dense_BK)
+            np.testing.assert_array_equal(own.ids_BF, its.ids_BF)
+
+
+def test_merged_batches_are_read_in_two_parts(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", num_hot_only=0, num_mixed=150, multi_hot=(1,), batch_size=32)
+    shards = Shards.open(folder).with_last_batch("merge")
+    last = shards.num_training_batches - 1
+    whole = shards.training_batch(last)
+    assert whole.num_samples == 32 + 22
+    for rank in range(4):
+        micro_batches = MicroBatches(32, 4, rank, 4)
+        found = RankBatches(shards, micro_batches, shards.training_lookups).read(last)
+        first, stop = micro_batches.own_part(whole.num_samples)
+        own, its = found.cut(first, stop), whole.cut(first, stop)
+        np.testing.assert_array_equal(own.dense_BK, its.dense_BK)
+        np.testing.assert_array_equal(own.bags[0].ids_N, its.bags[0].ids_N)
