@@ -434,16 +434,17 @@ class Manifest:
     def checked_path(self, entry: FileEntry) -> Path:
         """The path of ``entry``; raises ManifestError when it is missing, of another size, or a link."""
         path = self.folder / entry.path
-        hint = hint_to_rewrite(self.folder)
         # A link is refused: what it points to may change without the manifest knowing.
         try:
             status = path.lstat()
         except OSError as error:
+            hint = hint_to_rewrite(self.folder)
             raise ManifestError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
         if not stat.S_ISREG(status.st_mode):
             raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)
         # Sizes are quick to check, and reveal most files that were truncated or overwritten.
         if status.st_size != entry.num_bytes:
+            hint = hint_to_rewrite(self.folder)
             raise ManifestError(f"{path} has {status.st_size} bytes, want {entry.num_bytes}", hint=hint)
         return path
 

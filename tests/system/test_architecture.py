@@ -41,7 +41,7 @@ FLOORS = {
         "build run_log verify_run",
         "build_ranks checkpoints",
         "loop serving",
-        "evaluate",
+        "evaluate evaluation_check",
         "build_embeddings",
         "spill",
         "gpu placements",

@@ -58,10 +58,8 @@ class UnchangedFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._number = _open_files.add(path)
+        self._number, status = _open_files.add(path)
         self._close = weakref.finalize(self, _open_files.remove, self._number)
-        with _open_files.descriptor(self._number) as descriptor:
-            status = os.fstat(descriptor)
         self._num_bytes = status.st_size
         self._found = (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
         self.cursor = _Cursor()
@@ -136,12 +134,15 @@ class _OpenFiles:
         self._descriptors: OrderedDict[int, int] = OrderedDict()
         self._readers: Counter[int] = Counter()
 
-    def add(self, path: Path) -> int:
-        """Number a file, which need not be open yet."""
+    def add(self, path: Path) -> tuple[int, os.stat_result]:
+        """Open a file; return its number and its status."""
         with self._lock:
+            self._close_least_recent()
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._next += 1
             self._paths[self._next] = path
-            return self._next
+            self._descriptors[self._next] = descriptor
+            return self._next, os.fstat(descriptor)
 
     def remove(self, number: int) -> None:
         """Close a file for good; nobody may read it any more."""
@@ -174,6 +175,8 @@ class _OpenFiles:
         # Half of the files that the process may open are left to others.
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = max(1, soft // 2) if soft != resource.RLIM_INFINITY else len(self._descriptors) + 1
+        if len(self._descriptors) < most:
+            return
         for number in list(self._descriptors):
             if len(self._descriptors) < most:
                 return
