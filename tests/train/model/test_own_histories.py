@@ -25,6 +25,7 @@ from hotset.train.build_model import build_model, warn_of_probabilities
 from hotset.train.config import ModelConfig, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.model.shapes import ModelInputs, TableInput
+from hotset.train.serving.changes import export_changes
 from hotset.train.serving.serving_inputs import ServingInputs
 
 Rows = dict[str, torch.Tensor]
@@ -311,3 +312,21 @@ def test_a_run_refuses_shards_without_the_list(run: Path) -> None:
 def test_shards_do_not_change(shards: Shards) -> None:
     trained(shards, [0], placement="all-fast", **FIELDS)
     assert all(table == replace(table, histories=()) for table in shards.tables)
+
+
+@pytest.mark.slow
+def test_changes_of_a_later_run_are_applied(run: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"init_from": run / "run", "pooling": "mean", "epochs": 2}
+    hotset.fit(run / "data", tmp_path / "later", model=Last, progress=False, **settings)
+    hotset.export(run / "run", tmp_path / "served", model=Last)
+    export_changes(tmp_path / "later", run / "run", tmp_path / "changes")
+    hotset.apply(tmp_path / "served", tmp_path / "changes", tmp_path / "new", model=Last, progress=False)
+    hotset.export(tmp_path / "later", tmp_path / "whole", model=Last)
+    for name in ("features.json", "model.json", "README.md"):
+        assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    log = pl.read_parquet(run / "log.parquet")[:50]
+    program: Any = torch.export.load(tmp_path / "new/model.pt2").module()
+    with torch.no_grad():
+        found, _ = program(*ServingInputs(tmp_path / "new").for_torch(log.to_dict(as_series=False)))
+    wanted = hotset.predict(tmp_path / "later", log, model=Last, progress=False)["probability"].to_numpy()
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6)
