@@ -200,6 +200,19 @@ def examples(result: Result) -> list[str]:
     return found
 
 
+def against_torch(result: Result) -> list[str]:
+    """Mean AUC of hotset and of plain torch by case, and differences from hotset with their intervals."""
+    assert result["settings"]["seeds"] == 5
+    (optimizer,) = result["together"]
+    cases = result["cases"]
+    found = [f"{samples:,}" for log in result["logs"].values() for samples in log["samples"].values()]
+    for score in ("auc", "log_loss"):
+        found += [f"{each:.4f}" for case in cases for each in case[f"mean_{score}"].values()]
+        intervals = [case[f"{score}_difference"] for case in cases] + [result["together"][optimizer][score]]
+        found += [f"{each:+.4f}" for interval in intervals for each in interval["torch"].values()] + ["95%"]
+    return found
+
+
 def models(result: Result) -> list[str]:
     auc = result["auc"]
     assert all(auc[f"{name}, lookahead"] == auc[f"{name}, all-fast"] for name in ("dlrm", "dcnv2"))
@@ -521,6 +534,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "quality-exchange-generated-2m": coded_quality,
     "torch-quality-real-110k": torch_quality,
     "torch-quality-generated-200k": torch_quality,
+    "against-torch": against_torch,
     "fuxictr-real-110k": fuxictr,
     "examples": examples,
     "placements-2m": placements,
