@@ -110,8 +110,8 @@ def build_trainer(
 
     num_done = start.num_done if start is not None else 0
     coded, build_sums = _build_codecs(shards, config, ranks, exchange or ChosenExchange(), num_done)
-    answers = _answers_of(shards, config, loss_source)
-    objective = _build_objective(shards, config, answers, loss_source)
+    answers = answers_of_run(shards, config, loss_source)
+    objective = build_objective(shards, config, answers, loss_source)
     layers = (shards, config, chosen_model, tools, threads)
     model, dense = _build_dense_layers(*layers, build_sums, objective, answers.labels, model_source)
     shards = shards.with_histories(model.histories) if model.histories else shards
@@ -123,7 +123,7 @@ def build_trainer(
     predictor = Predictor(
         shards, dense, embeddings, tools.meter, tools.folder, ranks, answers, config.negative_rate
     )
-    order = _build_order(shards, config, order, predictor, start)
+    order = build_order(shards, config, order, predictor, start)
     source = _build_step_source(shards, config, tools, embeddings, order, start, reading)
 
     chosen = config.optimizers(shards.embedding_optimizer)
@@ -141,7 +141,7 @@ def build_trainer(
         order,
         source,
         _build_runner(config, shards, model, optimizers, parts, tools, source.readers),
-        _build_rates(shards, config, stopping),
+        build_rates(shards, config, stopping),
         stopping,
         predictor,
         tools.meter,
@@ -153,7 +153,7 @@ def build_trainer(
     )
 
 
-def _answers_of(shards: Shards, config: TrainConfig, loss_source: LossSource | None) -> Answers:
+def answers_of_run(shards: Shards, config: TrainConfig, loss_source: LossSource | None) -> Answers:
     """Return what the logits of the run mean; raise ConfigError where they have no such best score."""
     labels = choose_labels(config, shards.labels)
     predicted = predicts(config.loss, loss_source)
@@ -247,7 +247,7 @@ def _build_dense_layers(
     return model, pooled_step(step, model, chosen.pooling, tables)
 
 
-def _build_objective(
+def build_objective(
     shards: Shards, config: TrainConfig, answers: Answers, loss_source: LossSource | None
 ) -> Objective | None:
     """Build the loss of a run; None for the log loss of the first label, where all samples have it."""
@@ -312,7 +312,7 @@ def _build_rows(
     return embeddings
 
 
-def _build_order(
+def build_order(
     shards: Shards,
     config: TrainConfig,
     given: BatchOrder | None,
@@ -437,7 +437,7 @@ def build_dense_optimizers(
     return tuple(build(part, **options) for part in parts if part)
 
 
-def _build_rates(shards: Shards, config: TrainConfig, stopping: Stopping) -> LearningRates:
+def build_rates(shards: Shards, config: TrainConfig, stopping: Stopping) -> LearningRates:
     """Let rates decay to the last step taken, not the last epoch's."""
     num_steps = config.epochs * shards.num_training_batches
     if config.recipe.max_steps is not None:

@@ -338,17 +338,73 @@ def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainCon
         raise ShardError(f"{shards.manifest.folder} has no training batch")
     # Refusals first, in the order in which a user can mend them.
     _refuse_no_validation(shards, config)
+    if config.engine == "torchrec":
+        config = _resolve_torchrec(shards, config, num_ranks)
+        dtype = choose_dense_dtype(config.dense_dtype, open_device(config.device).type, cpu_features())
+        return replace(config, dense_dtype=dtype)
     if num_ranks > 1 and config.slow_bytes is not None:
         raise ConfigError("--slow-bytes is for a run in one process", hint="leave --slow-bytes out")
     micro_batches = config.micro_batches or num_ranks
     if num_ranks > 1 and config.device != "cpu":
         raise ConfigError(
             f"several ranks compute on the CPU, not on {config.device}",
-            hint="use --device cpu, or start one process",
+            hint="--engine torchrec trains on several devices; or use --device cpu, or start one process",
         )
     # The type of the products follows from the device and the CPU, the staging area from the shards.
     dtype = choose_dense_dtype(config.dense_dtype, open_device(config.device).type, cpu_features())
     return replace(with_staging(config, shards), dense_dtype=dtype, micro_batches=micro_batches)
+
+
+TORCHREC_OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad")
+"""Optimizers of rows that replicated rows and TorchRec's sharded ones follow alike."""
+_OWN_SETTINGS = (
+    "placement",
+    "staging_bytes",
+    "slow_bytes",
+    "prefetch",
+    "cache_policy",
+    "cache_warmup",
+    "cache_batches",
+    "fae_variant",
+    "kernels",
+    "micro_batches",
+)
+"""Settings that decide nothing with TorchRec."""
+
+
+def _resolve_torchrec(shards: Shards, config: TrainConfig, num_ranks: int) -> TrainConfig:
+    """Return the config of a run on TorchRec, where settings of hotset's own engine are closed.
+
+    Raises:
+        ConfigError: a setting, a model or an optimizer that only hotset's own engine has.
+    """
+    default = TrainConfig()
+    closed = replace(default, placement="all-fast", prefetch=2, micro_batches=1)
+    for name in _OWN_SETTINGS:
+        if getattr(config, name) not in (getattr(default, name), getattr(closed, name)):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option} is of hotset's own engine, and --engine torchrec has no use for it",
+                hint=f"leave {option} out, or leave --engine out",
+            )
+    optimizer = config.row_optimizer(shards.embedding_optimizer)
+    if optimizer not in TORCHREC_OPTIMIZERS:
+        why = "FBGEMM has it on a GPU alone" if optimizer == "adam" else "TorchRec has none"
+        raise ConfigError(
+            f"--engine torchrec does not train rows with {optimizer}: {why}",
+            hint="give --embedding-optimizer sgd, adagrad or rowwise-adagrad",
+        )
+    refused = {
+        "--embedding-decay": config.recipe.embedding_decay,
+        "--freeze": config.freeze,
+        "--model tbsm": choose_model(config, shards.embedding_dim).kind == "tbsm",
+        "--batch-norm on several ranks": config.batch_norm and num_ranks > 1,
+        f"--device {config.device}": config.device.split(":")[0] not in ("cpu", "cuda"),
+    }
+    for name, is_given in refused.items():
+        if is_given:
+            raise ConfigError(f"--engine torchrec has no {name}", hint="leave --engine out")
+    return replace(config, **{name: getattr(closed, name) for name in _OWN_SETTINGS})
 
 
 def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:

@@ -373,6 +373,7 @@ class ModelConfig(JsonRecord):
 PlacementName = Literal["all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache", "lookahead"]
 EmbeddingOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"]
 DenseOptimizer = Literal["same", "sgd", "adagrad", "adam"]
+Engine = Literal["hotset", "torchrec"]
 
 EMBEDDING_LR: dict[str, float] = {
     "sgd": 10.0,
@@ -520,6 +521,10 @@ class TrainConfig(JsonRecord):
     device: str = "cpu"
     """Device of the fast tier and the dense layers: cpu or cuda. For developers: late simulates a
     device that runs queued work late, to find missing waits; late:7 repeats the order of seed 7."""
+
+    engine: Engine = "hotset"
+    """Engine that runs the steps: hotset, on one device or on the CPUs of several ranks, or torchrec, on
+    several devices."""
 
     kernels: str | None = field(default=None, metadata={"no_option": True})
     """Kernels of steps on a GPU, for tests and measurements: torch for those that torch has, torch:NAME for

@@ -35,6 +35,7 @@ from .build_model import LossSource, ModelSource, UserModel, name_of
 from .config import (
     CheckpointSettings,
     DenseOptimizer,
+    Engine,
     ExchangeOptions,
     ExportConfig,
     PlacementName,
@@ -170,6 +171,7 @@ class FitSettings(RowSettings, total=False):
     epochs: Whole
     last_batch: LastBatch
     device: str
+    engine: Engine
     kernels: str | None
     dense_optimizer: DenseOptimizer
     dense_lr: Real | None

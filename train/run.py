@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..pipeline.errors import KIB, HotsetError, ShardError
+from ..pipeline.errors import KIB, ConfigError, HotsetError, ShardError
 from ..pipeline.folders.manifest import checksum_of
 from ..pipeline.folders.totals import ShardsTotals
 from ..pipeline.runtime.progress import Progress, no_progress
@@ -47,6 +47,7 @@ from .ranks.ranks import (
     Ranks,
     check_equal_settings,
     first_says,
+    joined_processes,
     joined_ranks,
     raise_on_any_rank,
 )
@@ -124,7 +125,12 @@ def train(shards: Path, config: TrainConfig, out: Path, options: RunOptions = Ru
             else, a finished run, or one with other settings.
         Interrupted: Ctrl-C or SIGTERM, after the last step was saved.
     """
-    with joined_ranks(rank_timeout()) as ranks:
+    joined = (
+        joined_ranks(rank_timeout())
+        if config.engine == "hotset"
+        else joined_processes(rank_timeout(), config.device)
+    )
+    with joined as ranks:
         # Rank 0 alone writes to the folder, so it knows whether there is a run to resume.
         is_resumed = first_says(ranks, ranks.rank == 0 and is_unfinished(out))
         # Everything that can be refused is refused before the first file is written.
@@ -255,6 +261,8 @@ def prepare_run(
     shards: Path, config: TrainConfig, out: Path, options: RunOptions, ranks: Ranks, *, is_resumed: bool
 ) -> PreparedRun:
     """Read and check all that a run begins with."""
+    if config.engine == "torchrec":
+        pass  # refuses to be imported without the library
     # One rank refuses for all, before any of them writes.
     if not is_resumed and ranks.rank == 0:
         refuse_occupied(out)
@@ -262,7 +270,9 @@ def prepare_run(
         refuse_missing_folder(options.slow_dir)
     # The shards first: what the settings leave open follows from them.
     opened = Shards.open(shards)
-    opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
+    # With TorchRec they limit the rows that each rank holds, and the batches stay what they are.
+    hot_bytes = config.hot_bytes if config.engine == "hotset" else None
+    opened = with_hot_bytes(opened, hot_bytes, config.row_optimizer(opened.embedding_optimizer))
     is_hashed = opened.verify(is_first=options.verify)
     whole, opened = opened, with_options(opened, config)
     if config.last_batch != "keep":
@@ -290,7 +300,12 @@ def prepare_run(
         predicts=predicts(config.loss, options.loss_source),
     )
     num_steps = config.epochs * opened.num_training_batches
-    exchange, leaves_codecs_open = _choose_codecs(options.exchange, num_steps, ranks, recorded)
+    codecs = options.exchange
+    exchange, leaves_codecs_open = ChosenExchange(codecs.exchange, codecs.exchange), False
+    if config.engine == "torchrec" and codecs.exchange_feedback:
+        raise ConfigError("--exchange-feedback is of hotset's own engine, and --engine torchrec has none")
+    if config.engine == "hotset" or ranks.num_ranks == 1:
+        exchange, leaves_codecs_open = _choose_codecs(codecs, num_steps, ranks, recorded)
     description |= coding_of(exchange, ranks)
     # Weights to start from are checked against the shards, and become part of what decides the bits.
     source = None
@@ -444,18 +459,23 @@ def build_run(
     rows = RunStart(partial(_rows_of, start), is_fresh=source is None) if source or start.given else None
     if checkpoint is not None:
         rows = replace(checkpoint.start, is_fresh=source is None)
-    trainer = build_trainer(
-        start.shards,
-        start.config,
-        start.order,
-        spill_folder=options.slow_dir or out,
-        model_source=options.model_source,
-        loss_source=options.loss_source,
-        start=rows,
-        tracks_changes=settings.checkpoint_every != OFF,
-        ranks=ranks,
-        exchange=start.exchange,
-    )
+    built = (start.shards, start.config, start.order)
+    if start.config.engine == "torchrec":
+        from .torchrec.engine import build_torchrec_trainer
+
+        own = (options.model_source, options.loss_source)
+        trainer = build_torchrec_trainer(*built, ranks, *own, start=rows, exchange=start.exchange.vectors)
+    else:
+        trainer = build_trainer(
+            *built,
+            spill_folder=options.slow_dir or out,
+            model_source=options.model_source,
+            loss_source=options.loss_source,
+            start=rows,
+            tracks_changes=settings.checkpoint_every != OFF,
+            ranks=ranks,
+            exchange=start.exchange,
+        )
     # A checkpoint has the dense layers too, and they are restored with it.
     if source is not None and checkpoint is None:
         restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
@@ -494,7 +514,11 @@ def begin_run(
     ranks = trainer.ranks
     kind = RunCheckpoints
     try:
-        if ranks.num_ranks > 1:
+        if trainer.config.engine == "torchrec":
+            from .torchrec.checkpoints import TorchRecCheckpoints
+
+            kind = TorchRecCheckpoints
+        elif ranks.num_ranks > 1:
             from .checkpoints.rank_checkpoints import RankCheckpoints
 
             kind = RankCheckpoints

@@ -435,7 +435,7 @@ def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) ->
     names = [table.name for table in trainer.shards.tables]
     return TrainSummary(
         **{field.name: getattr(quality, field.name) for field in fields(quality)},
-        placement=trainer.config.placement,
+        placement=trainer.config.placement if trainer.config.engine == "hotset" else trainer.config.engine,
         samples_per_second=trainer.num_samples / max(meter.training_seconds, 1e-9),
         bytes_to_fast=bytes_to_fast,
         bytes_to_slow=bytes_to_slow,

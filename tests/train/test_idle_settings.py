@@ -100,7 +100,7 @@ VALUES: dict[str, Any] = {
     "best_by": "log-loss",
 }
 """A value of each setting that is another than the default, and decides something where it can."""
-ELSEWHERE = {"placement", "model", "device", "dense_dtype", "recipe"}
+ELSEWHERE = {"placement", "engine", "model", "device", "dense_dtype", "recipe"}
 """Settings that the cases vary, or that depend on the machine."""
 LIMITS = {"slow_bytes", "max_time", "threads", "prefetch", "hot_bytes", "staging_bytes"}
 """Settings of memory, speed or time alone, which may well change no weight."""

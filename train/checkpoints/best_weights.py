@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...pipeline.errors import HotsetError
 from ...pipeline.folders.manifest import hash_file
 from ...pipeline.schema.schema import DENSE_PREFIX
@@ -27,9 +25,6 @@ from ..run_folder.files import BEST_PREFIX, ReservedRoom, explained
 from ..run_folder.weights import Weights, open_weights, send_weights, write_weights
 
 _log = logging.getLogger(__name__)
-
-_PART_BYTES = 8 * 2**20
-"""Bytes of rows that are copied at a time."""
 
 
 class BestWeights:
@@ -164,20 +159,4 @@ def _set_weights(trainer: Trainer, weights: Weights) -> None:
     model = trainer.model
     names = model.state_dict()
     model.load_state_dict({name: weights[f"{DENSE_PREFIX}{name}"] for name in names})
-    embeddings = trainer.embeddings
-    with embeddings.rows_written_back():
-        for group in embeddings.groups:
-            group.staged.forget()
-    # Of each table the rows that live here, by their ids here.
-    for group in embeddings.groups:
-        most = max(_PART_BYTES // group.fast.row_bytes, 1)
-        for position, table in enumerate(group.tables):
-            name = trainer.shards.tables[table].name
-            num_rows = trainer.shards.tables[table].num_rows
-            for first in range(0, num_rows, most):
-                shard_ids_N = np.arange(first, min(first + most, num_rows), dtype=np.int32)
-                is_held_N, ids_N = embeddings.local_ids(np.full_like(shard_ids_N, table), shard_ids_N)
-                rows_ND = weights.rows(name, first, first + shard_ids_N.size).numpy()[is_held_N]
-                state_NW = np.zeros((ids_N.size, group.fast.state_SW.shape[1]), np.float32)
-                positions_N = np.full(ids_N.size, position)
-                group.restore(positions_N, ids_N.astype(np.int64), rows_ND, state_NW)
+    trainer.embeddings.set_weights(weights.rows, trainer.shards.tables)

@@ -283,14 +283,15 @@ def merge_parts(folder: Path, files: Sequence[FileRecord], sizes: TableSizes) ->
         of_width = held.setdefault(part.weights_ND.shape[1], [])
         of_width.append(part.chosen(is_new_N))
         if sum(each.num_bytes for each in of_width) >= _PART_BYTES:
-            yield _joined(of_width)
+            yield join_parts(of_width)
             of_width.clear()
     for of_width in held.values():
         if of_width:
-            yield _joined(of_width)
+            yield join_parts(of_width)
 
 
-def _joined(parts: Sequence[RowsPart]) -> RowsPart:
+def join_parts(parts: Sequence[RowsPart]) -> RowsPart:
+    """Return rows of one width as one part."""
     return RowsPart(*map(np.concatenate, zip(*(part.arrays for part in parts), strict=True)))
 
 

@@ -308,7 +308,7 @@ class _GraphTile:
         # A helper thread may have been left in another mode by what it ran before.
         with torch.set_grad_enabled(is_training):
             self._leaves = [emb_TFd.detach().requires_grad_(is_training) for emb_TFd in embeddings]
-            self._logit_T = _logits(self._model, dense_TK, self._leaves, self._dtype)
+            self._logit_T = logits_of(self._model, dense_TK, self._leaves, self._dtype)
         return self._logit_T
 
     def backward(
@@ -319,7 +319,7 @@ class _GraphTile:
         gradients: ParameterViews,
     ) -> float:
         with torch.enable_grad():
-            loss_sum = _loss_sum(self._logit_T, target)
+            loss_sum = loss_sum_of(self._logit_T, target)
             # Not `backward`, which would add to the same tensors from several threads.
             found = torch.autograd.grad(
                 loss_sum * scale, [*self._leaves, *self._parameters], allow_unused=True
@@ -410,9 +410,9 @@ class GraphStep:
                 block.enter_context(_random_numbers_of(self._seed, step, device))
             set_mode(self._model, is_training=True)
             block.enter_context(drawing(self._seed, step, first_sample))
-            logit_B = _logits(self._model, batch.dense_BK.to(device), embeddings, self.dtype)
+            logit_B = logits_of(self._model, batch.dense_BK.to(device), embeddings, self.dtype)
             target = batch.label_B if self.objective is None else self.objective.targets(batch)
-            loss_sum = _loss_sum(logit_B, target.to(device))
+            loss_sum = loss_sum_of(logit_B, target.to(device))
             # A tensor, because torch on a GPU multiplies by the reciprocal of a number.
             (loss_sum / torch.full_like(loss_sum, self._micro_batches.batch_size)).backward()  # type: ignore[no-untyped-call]
         for emb_BFd in embeddings:
@@ -427,7 +427,7 @@ class GraphStep:
         with ExitStack() as block:
             if embeddings[0].device.type == "cpu":
                 block.enter_context(one_torch_thread())
-            return _logits(self._model, batch.dense_BK.to(embeddings[0].device), embeddings, self.dtype)
+            return logits_of(self._model, batch.dense_BK.to(embeddings[0].device), embeddings, self.dtype)
 
 
 def set_mode(model: torch.nn.Module, *, is_training: bool) -> None:
@@ -436,7 +436,7 @@ def set_mode(model: torch.nn.Module, *, is_training: bool) -> None:
         model.train(is_training)
 
 
-def _logits(
+def logits_of(
     model: DenseModel, dense: torch.Tensor, embeddings: Sequence[torch.Tensor], dtype: DenseDtype
 ) -> torch.Tensor:
     """Return (B,) or (B, L) logits as float32, whatever the model computes in."""
@@ -449,7 +449,7 @@ def _logits(
     return logits.float()
 
 
-def _loss_sum(logits: torch.Tensor, target: torch.Tensor | Targets) -> torch.Tensor:
+def loss_sum_of(logits: torch.Tensor, target: torch.Tensor | Targets) -> torch.Tensor:
     """Return the summed loss in nats, with a graph; a tensor has the labels, one of each sample."""
     if isinstance(target, torch.Tensor):
         return binary_cross_entropy_with_logits(logits, target, reduction="sum")

@@ -90,14 +90,14 @@ class Objective:
     def targets(self, batch: Batch) -> Targets:
         """Return the labels and weights of a batch, on the host."""
         found = [
-            batch.label_B.cpu() if name == LABEL else torch.from_numpy(batch.of_samples[name])
+            batch.label_B.cpu() if name == LABEL else torch.as_tensor(batch.of_samples[name]).cpu()
             for name in self.columns
         ]
         label_BL = torch.stack(found, dim=1)
         is_there_BL = ~label_BL.isnan()
         weight_BL = is_there_BL * torch.tensor(self.loss_weights, dtype=torch.float32, device="cpu")
         if WEIGHT in batch.of_samples:
-            weight_BL *= torch.from_numpy(batch.of_samples[WEIGHT]).unsqueeze(1)
+            weight_BL *= torch.as_tensor(batch.of_samples[WEIGHT]).cpu().unsqueeze(1)
         label_BL = label_BL.where(is_there_BL, 0.0)
         if len(self.columns) == 1:
             return Targets(label_BL.squeeze(1), weight_BL.squeeze(1), self.own_loss)

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -198,6 +198,37 @@ def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
     return under_way.result()
 
 
+Found = TypeVar("Found")
+
+
+def wait_for_all(ranks: Ranks, work: Callable[[], Found]) -> Found:
+    """Do work at every rank, and return what it returned here once all have done theirs.
+
+    As with `wait_for_first`, ranks wait however long it takes.
+
+    Args:
+        work: makes no calls to other ranks.
+
+    Raises:
+        Exception: what ``work`` raises here.
+        SaidElsewhereError: that of another rank raised.
+    """
+    with ThreadPoolExecutor(1, "own") as pool:
+        under_way = pool.submit(work)
+        states = [_UNDER_WAY]
+        while _UNDER_WAY in states:
+            wait([under_way], timeout=_SIGN_SECONDS)
+            state = _UNDER_WAY
+            if under_way.done():
+                state = 0 if under_way.exception() is None else _FAILED
+            found = ranks.gather(torch.tensor([state], dtype=torch.int64, device="cpu"))
+            states = [int(each) for each in found]
+    result = under_way.result()
+    if _FAILED in states:
+        raise SaidElsewhereError(f"rank {states.index(_FAILED)} cannot go on")
+    return result
+
+
 def check_equal_settings(ranks: Ranks, settings: Mapping[str, object]) -> None:
     """Compare the texts of this rank's settings with those of the others, one by one.
 
@@ -255,7 +286,7 @@ class TorchRanks:
         """Start one all-to-all of bytes."""
         assert sent.sizes_W[self.rank] == received.sizes_W[self.rank] == 0, "a rank sends nothing to itself"
         # Sizes are known at both ends, so one call moves the bytes of all ranks.
-        with self._lost_ranks():
+        with self.lost_ranks():
             work = dist.all_to_all_single(
                 received.data,
                 sent.data,
@@ -266,7 +297,7 @@ class TorchRanks:
             )
 
         def wait() -> None:
-            with self._lost_ranks():
+            with self.lost_ranks():
                 if work is not None:
                     work.wait()
 
@@ -275,7 +306,7 @@ class TorchRanks:
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Gather equal tensors on every rank."""
         found = [torch.empty_like(part) for _ in range(self.num_ranks)]
-        with self._lost_ranks():
+        with self.lost_ranks():
             dist.all_gather(found, part, group=self._group)
         return found
 
@@ -287,7 +318,7 @@ class TorchRanks:
             dist.destroy_process_group(self._group)
 
     @contextmanager
-    def _lost_ranks(self) -> Iterator[None]:
+    def lost_ranks(self) -> Iterator[None]:
         """Turn what torch raises when a rank is gone, or late, into one line."""
         if_late = f"no answer in {self._timeout_seconds:g} s (HOTSET_RANK_TIMEOUT)"
         with _lost_ranks(self.rank, if_late, self._pulse):
@@ -304,11 +335,34 @@ def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
         ranks.close()
 
 
-def join_ranks(timeout_seconds: float = 60.0) -> Ranks:
+@contextmanager
+def joined_processes(timeout_seconds: float, device: str) -> Iterator[Ranks]:
+    """Join this launch's ranks for TorchRec, whose process group one process needs, too.
+
+    Args:
+        device: cpu or cuda, where tensors of the host cross by gloo still.
+    """
+    backend = _BACKEND
+    if device.startswith("cuda"):
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
+        backend = f"cpu:{_BACKEND},cuda:nccl"
+    if not is_launched() and not dist.is_initialized():
+        dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+        ranks: Ranks = TorchRanks(timeout_seconds)
+    else:
+        ranks = join_ranks(timeout_seconds, backend)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def join_ranks(timeout_seconds: float = 60.0, backend: str = _BACKEND) -> Ranks:
     """Join the other processes of this launch.
 
     Args:
         timeout_seconds: how long a rank may keep the others waiting.
+        backend: of a group that is made here.
 
     Raises:
         ConfigError: this process was not launched as a rank.
@@ -332,7 +386,7 @@ def join_ranks(timeout_seconds: float = 60.0) -> Ranks:
             return TorchRanks(timeout_seconds, dist.new_group(backend=_BACKEND, timeout=timeout))
         num_ranks = int(os.environ["WORLD_SIZE"])
         store = open_store(rank, num_ranks, timeout)
-        dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
     return TorchRanks(timeout_seconds, pulse=Pulse(store, rank, num_ranks) if has_agent() else None)
 
 

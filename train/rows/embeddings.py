@@ -42,6 +42,9 @@ from .transfers import Transfers, TransferThread
 if TYPE_CHECKING:
     from ..device import Event
 
+_PART_BYTES = 8 * 2**20
+"""Bytes of rows that are set at a time."""
+
 
 def batches_read_together(
     numbers: Iterable[int], read: Callable[[int], Batch], filed: Sequence[tuple[TableGroup, FileTier]]
@@ -295,6 +298,31 @@ class Embeddings:
         group, position = self._position_of[table]
         fast = group.fast
         fast.weights_SD[fast.layout.slots_of_table(position)] = weights_ND
+
+    def set_weights(
+        self, read: Callable[[str, int, int], torch.Tensor], tables: Sequence[EmbeddingTable]
+    ) -> None:
+        """Set all rows of the tables of the shards, wherever they live; optimizer states become zero.
+
+        Args:
+            read: returns the rows of the table of a name, from the first to before the last.
+        """
+        with self.rows_written_back():
+            for group in self.groups:
+                group.staged.forget()
+        # Of each table the rows that live here, by their ids here.
+        for group in self.groups:
+            most = max(_PART_BYTES // group.fast.row_bytes, 1)
+            for position, table in enumerate(group.tables):
+                num_rows = tables[table].num_rows
+                for first in range(0, num_rows, most):
+                    shard_ids_N = np.arange(first, min(first + most, num_rows), dtype=np.int32)
+                    is_held_N, ids_N = self.local_ids(np.full_like(shard_ids_N, table), shard_ids_N)
+                    found_ND = read(tables[table].name, first, first + shard_ids_N.size)
+                    rows_ND = found_ND.numpy()[is_held_N]
+                    state_NW = np.zeros((ids_N.size, group.fast.state_SW.shape[1]), np.float32)
+                    positions_N = np.full(ids_N.size, position)
+                    group.restore(positions_N, ids_N.astype(np.int64), rows_ND, state_NW)
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         """Return the host weights or state of one table, in id order.

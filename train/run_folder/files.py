@@ -314,7 +314,7 @@ _REMOVED: dict[str, object] = {
     "evaluate_time": None,
 }
 """Settings that `TrainConfig` and its recipe no longer have, with the values that a run may have had."""
-_ADDED: dict[str, object] = {"freeze": [], "last_batch": "keep"}
+_ADDED: dict[str, object] = {"freeze": [], "last_batch": "keep", "engine": "hotset"}
 """Settings that earlier versions did not have, with what they did."""
 _REMOVED_OF_EXCHANGE: dict[str, tuple[object, ...]] = {
     "decay": ("none", "linear"),

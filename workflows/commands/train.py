@@ -50,7 +50,9 @@ _START_INTERRUPTED = "the steps up to the last checkpoint of --out are kept, whe
 _FELL_MUCH = 0.9
 """A training loss below this share of the first epoch's is one of samples that the model knows."""
 _MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
-"""Placements that move cold rows alone; all-fast moves none, and the others every one that is looked up."""
+"""Placements that move cold rows alone; the others move every one that is looked up."""
+_MOVES_NOTHING = ("all-fast", "torchrec")
+"""The placement and the engine without tiers."""
 Run = Annotated[Path, Arg("RUN", is_positional=True)]
 """The folder of a trained run."""
 
@@ -379,7 +381,7 @@ def _key_of(metric: str) -> str:
 def _can_move(summary: Mapping[str, Any]) -> bool:
     """Return whether a row could move between the tiers in a run."""
     has_cold_rows = summary["num_hot_rows"] < summary["num_rows"]
-    return summary["placement"] != "all-fast" and (
+    return summary["placement"] not in _MOVES_NOTHING and (
         has_cold_rows or summary["placement"] not in _MOVES_COLD_ROWS
     )
 

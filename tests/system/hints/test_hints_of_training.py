@@ -6,9 +6,11 @@ import copy
 import json
 import shutil
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -668,7 +670,7 @@ def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
 def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards"))
     hint = hint_of(lambda: resolve(shards, TrainConfig(device="cuda"), 2))
-    assert hint == "use --device cpu, or start one process"
+    assert hint == "--engine torchrec trains on several devices; or use --device cpu, or start one process"
     resolve(shards, TrainConfig(device="cpu"), 2)
 
 
@@ -708,6 +710,41 @@ def test_a_table_that_torchrec_cannot_place_gets_constraints(tmp_path: Path) -> 
 
     assert "give constraints of your own" in hint_of(partial(plan, "grid_shard"))
     assert plan("table_wise")
+
+
+@follows("train/build_embeddings.py::_resolve_torchrec")
+def test_an_option_of_the_own_engine_is_left_out(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    asked = TrainConfig(engine="torchrec", placement="cache")
+    assert hint_of(lambda: resolve(shards, asked, 2)) == "leave --placement out, or leave --engine out"
+    resolve(shards, replace(asked, placement="lookahead"), 2)
+    resolve(shards, replace(asked, engine="hotset"), 2)
+
+
+@follows("train/build_embeddings.py::_resolve_torchrec#2")
+def test_rows_have_an_optimizer_that_torchrec_has(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    asked = TrainConfig(engine="torchrec", embedding_optimizer="adam")
+    hint = hint_of(lambda: resolve(shards, asked, 2))
+    assert hint == "give --embedding-optimizer sgd, adagrad or rowwise-adagrad"
+    for name in ("sgd", "adagrad", "rowwise-adagrad"):
+        resolve(shards, TrainConfig(engine="torchrec", embedding_optimizer=name), 2)
+
+
+@follows("train/torchrec/embeddings.py::")
+def test_torchrec_is_installed_by_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    monkeypatch.delitem(sys.modules, "hotset.train.torchrec.embeddings", raising=False)
+    hint = hint_of(lambda: import_module("hotset.train.torchrec.embeddings"))
+    assert hint == "scripts/install-torchrec installs it"
+
+
+@follows("train/build_embeddings.py::_resolve_torchrec#3")
+def test_what_torchrec_has_not_is_for_the_own_engine(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    asked = TrainConfig(engine="torchrec", freeze=("C1",))
+    assert hint_of(lambda: resolve(shards, asked, 2)) == "leave --engine out"
+    resolve(shards, replace(asked, engine="hotset"), 2)
 
 
 @follows("train/ranks/messages.py::check_tables_of_bounds")

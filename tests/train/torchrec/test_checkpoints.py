@@ -1,0 +1,116 @@
+"""A run on TorchRec resumes from the rows that each rank has written, and starts runs of both engines."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hotset.tests.support.processes.torchrec_ranks import Case, losses_of, run_on_ranks, settings_of
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.thread_ranks import run_thread_ranks
+from hotset.train import run
+from hotset.train.checkpoints.files import newest_whole
+from hotset.train.config import CheckpointSettings
+from hotset.train.ranks.ranks import Ranks
+from hotset.train.verify_run import verify_run
+
+needs_torchrec = pytest.mark.skipif(
+    importlib.util.find_spec("torchrec") is None,
+    reason="TorchRec is not installed: scripts/install-torchrec installs it",
+)
+SPEC = ShardSpec(
+    num_rows=(30, 400, 900),
+    num_hot=(30, 20, 40),
+    batch_size=64,
+    num_hot_only=640,
+    num_mixed=700,
+    num_evaluation=300,
+    num_validation=90,
+    table_dims=(8, 4, 8),
+    embedding_dim=8,
+    skew=1.3,
+)
+SETTINGS = {"embedding_optimizer": "adagrad", "evaluate_every": 4, "keep_best": True, "epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log, a run of two ranks, and one that lost a rank."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    write_shards(folder / "shards", SPEC)
+    train(folder, "hotset")
+    cases = [case_of(folder, "unbroken"), case_of(folder, "killed", dies_after=17)]
+    errors = run_on_ranks(2, folder, cases)
+    # The other rank is told in one line.
+    assert "RankError: rank 0 lost another rank" in errors[0]
+    assert errors[1] == "killed"
+    return folder
+
+
+def case_of(folder: Path, out: str, **more: Any) -> Case:
+    """Return a case whose tables are cut at the hot rows."""
+    case = {"shards": folder / "shards", "out": folder / out, "config": SETTINGS, "every": 5}
+    return case | {"num_replicated": SPEC.num_hot} | more
+
+
+def train(folder: Path, out: str, init_from: Path | None = None) -> None:
+    """Train with hotset's own engine."""
+    config = settings_of(SETTINGS | {"placement": "all-fast"})
+    off = CheckpointSettings(checkpoint_every="off")
+    run.train(folder / "shards", config, folder / out, run.RunOptions(checkpoints=off, init_from=init_from))
+
+
+def weights_of(run: Path) -> bytes:
+    """Return the file of weights of a finished run."""
+    return (run / "weights.safetensors").read_bytes()
+
+
+def assert_equal_losses(found: Path, wanted: Path) -> None:
+    """Compare losses up to the order of additions."""
+    np.testing.assert_allclose(losses_of(found), losses_of(wanted), atol=1e-5)
+
+
+@needs_torchrec
+@pytest.mark.slow
+def test_a_run_that_lost_a_rank_is_resumed(folder: Path) -> None:
+    checkpoint = newest_whole(folder / "killed/checkpoints")
+    assert checkpoint is not None and checkpoint.state.step == 15
+    # Each rank has written rows of its own.
+    assert {int(entry.path.split("-")[2][:4]) for entry in checkpoint.rows} == {0, 1}
+    for name in ("killed-copy", "unfinished-copy"):
+        shutil.copytree(folder / "killed", folder / name)
+    assert run_on_ranks(2, folder, [case_of(folder, "killed")]) == ["", ""]
+    assert losses_of(folder / "killed") == losses_of(folder / "unbroken")
+    assert weights_of(folder / "killed") == weights_of(folder / "unbroken")
+    assert verify_run(folder / "killed") == []
+    # Other numbers of ranks go on from it, with other rows replicated; and so does hotset's own engine.
+    copied = case_of(folder, "killed-copy", num_replicated=[0, 3, 900])
+    started = case_of(folder, "started", init_from=folder / "hotset")
+    assert run_on_ranks(3, folder, [copied, started]) == [""] * 3
+    assert_equal_losses(folder / "killed-copy", folder / "unbroken")
+    train(folder, "own-started", folder / "hotset")
+    assert_equal_losses(folder / "started", folder / "own-started")
+    train(folder, "from-finished", folder / "unbroken")
+    assert_equal_losses(folder / "from-finished", folder / "own-started")
+    train(folder, "from-checkpoint", folder / "unfinished-copy")
+    assert losses_of(folder / "from-checkpoint")[0] < losses_of(folder / "hotset")[0]
+
+
+def test_texts_of_all_ranks_are_gathered() -> None:
+    pytest.importorskip("torchrec", reason="TorchRec is not installed")
+    from hotset.train.torchrec.checkpoints import gather_texts
+
+    texts = ["", "a", "ö" * 300]
+
+    def work(ranks: Ranks) -> Sequence[str]:
+        return gather_texts(ranks, texts[ranks.rank])
+
+    assert run_thread_ranks(3, work) == [texts] * 3
+    assert torch.get_default_dtype() == torch.float32

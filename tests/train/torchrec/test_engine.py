@@ -1,0 +1,209 @@
+"""Runs on TorchRec equal those of hotset's own engine, on any number of ranks, with and without replicas.
+
+The real library trains here, without a GPU, on gloo ranks in other processes. Also `embeddings` and
+`rank_rows`, which such runs are made of.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hotset.nn
+from hotset.pipeline.errors import ConfigError
+from hotset.tests.support.processes.torchrec_ranks import FAULTS, Case, losses_of, run_on_ranks, settings_of
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train import run
+from hotset.train.build_embeddings import resolve
+from hotset.train.config import CheckpointSettings
+from hotset.train.data.shards import Shards
+from hotset.train.run_folder.weights import open_weights
+from hotset.workflows.cli import main
+
+PREPROCESS = ("preprocess", "-q", "--batch-size", "64", "--hot-bytes", "64KiB", "--workers", "1")
+needs_torchrec = pytest.mark.skipif(
+    importlib.util.find_spec("torchrec") is None,
+    reason="TorchRec is not installed: scripts/install-torchrec installs it",
+)
+LOGS = {
+    "one-hot": ShardSpec(
+        num_rows=(30, 400, 900),
+        num_hot=(30, 20, 40),
+        batch_size=64,
+        num_hot_only=640,
+        num_mixed=700,
+        num_evaluation=2000,
+        embedding_dim=8,
+        skew=1.3,
+    ),
+    "lists": ShardSpec(
+        num_rows=(50, 40, 300, 300, 9, 20),
+        num_hot=(5, 10, 20, 20, 4, 20),
+        multi_hot=(1, 3, 4),
+        same_table=(3,),
+        table_dims=(4, 8, 8, 4, 8),
+        embedding_dim=8,
+        batch_size=64,
+        num_hot_only=640,
+        num_mixed=700,
+        num_evaluation=2000,
+        skew=1.3,
+        has_weight=True,
+    ),
+}
+SGD = {"embedding_optimizer": "sgd", "embedding_lr": 1.0, "dense_optimizer": "sgd"}
+ADAGRAD = {"embedding_optimizer": "adagrad", "dense_optimizer": "adam", "dense_dtype": "fp32"}
+ROWWISE = {"embedding_optimizer": "rowwise-adagrad", "dense_optimizer": "adagrad"}
+RUNS: dict[str, tuple[str, dict[str, Any], float]] = {
+    "sgd": ("one-hot", SGD, 1e-5),
+    "adagrad": ("one-hot", ADAGRAD, 1e-4),
+    "lists by sgd": ("lists", SGD | {"pooling": "mean", "model": "dcnv2", "dropout": 0.3}, 1e-5),
+    "lists by rows": ("lists", ROWWISE | {"model": f"{__name__}:Net", "clip_gradient": 0.01}, 1e-4),
+    "rates": ("one-hot", ADAGRAD | {"lr_schedule": "cosine", "warmup_steps": 5, "final_lr": 0.1}, 1e-4),
+}
+"""Log, settings, and the largest difference of the first 20 losses."""
+
+
+class Net(torch.nn.Module):
+    """A user's module, with a layer that it does not use."""
+
+    def __init__(self, inputs: hotset.ModelInputs) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+        self.unused = torch.nn.Linear(3, 3)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = self.last(torch.cat([dense, *embeddings.values()], dim=1)).squeeze(1)
+        return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The logs, and the runs of hotset's own engine."""
+    folder = tmp_path_factory.mktemp("torchrec")
+    for name, spec in LOGS.items():
+        write_shards(folder / name, spec)
+    for name, (log, settings, _) in RUNS.items():
+        config = settings_of(settings | {"placement": "all-fast"})
+        off = run.RunOptions(checkpoints=CheckpointSettings(checkpoint_every="off"))
+        run.train(folder / log, config, folder / f"{name}-hotset", off)
+    return folder
+
+
+def case_of(folder: Path, name: str, split: str, num_ranks: int, **more: Any) -> Case:
+    """Return the case of a run whose tables are ``split``, ``sharded`` or ``replicated``."""
+    log, settings, _ = RUNS[name]
+    shards = Shards.open(folder / log)
+    counts = {
+        "split": [table.num_hot for table in shards.tables],
+        "sharded": [0] * len(shards.tables),
+        "replicated": [table.num_rows for table in shards.tables],
+    }
+    out = folder / f"{name}-{split}-{num_ranks}-{more.get('fault', '')}"
+    return {
+        "shards": folder / log,
+        "out": out,
+        "config": settings,
+        "num_replicated": counts[split],
+    } | more
+
+
+def check_equal(own: Path, found: Path, most: float) -> None:
+    """Compare a run with that of hotset's own engine: losses, scores, and weights."""
+    pairs = list(zip(losses_of(own), losses_of(found), strict=True))
+    assert max(abs(one - other) for one, other in pairs[:20]) < most
+    aucs = [json.loads((out / "summary.json").read_text())["auc"] for out in (own, found)]
+    assert abs(aucs[0] - aucs[1]) < 5e-4
+    wanted, weights = open_weights(own / "weights.safetensors"), open_weights(found / "weights.safetensors")
+    assert wanted.keys() == weights.keys()
+    for name in wanted:
+        np.testing.assert_allclose(weights[name].numpy(), wanted[name].numpy(), atol=20 * most, rtol=0)
+
+
+@needs_torchrec
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_runs_equal_those_of_hotset(folder: Path, num_ranks: int) -> None:
+    names = [("sgd", "sharded"), ("lists by rows", "split")]
+    if num_ranks == 2:
+        names = [(name, "split") for name in RUNS] + [("sgd", "sharded"), ("lists by sgd", "replicated")]
+    cases = [case_of(folder, name, split, num_ranks) for name, split in names]
+    assert run_on_ranks(num_ranks, folder, cases) == [""] * num_ranks
+    for (name, _), case in zip(names, cases, strict=True):
+        check_equal(folder / f"{name}-hotset", Path(case["out"]), RUNS[name][2])
+        seen = json.loads(Path(f"{case['out']}.seen.json").read_text())
+        is_split = any(is_hot_only for is_hot_only, _ in seen)
+        assert is_split == (0 not in case["num_replicated"] or name != "sgd")
+        # In hot-only steps nobody calls the sharded tables.
+        for is_hot_only, counts in seen:
+            assert ("alltoall_base" in counts) == (not is_hot_only and num_ranks > 1), counts
+
+
+@needs_torchrec
+@pytest.mark.slow
+def test_the_run_folder_is_an_ordinary_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, data, out = (str(tmp_path / name) for name in ("log.tsv", "data", "run"))
+    assert main(["generate", "-q", "--samples", "3000", "--seed", "1", "--scale", "1000", "--out", log]) == 0
+    assert main([*PREPROCESS, log, "--out", data]) == 0
+    case = {"shards": data, "out": out, "config": {"embedding_optimizer": "adagrad"}}
+    assert run_on_ranks(2, tmp_path, [case]) == ["", ""]
+    assert main(["verify", "-q", out, "--shards", data]) == 0
+    assert main(["evaluate", "-q", out, data]) == 0
+    assert main(["predict", "-q", out, log, "--out", str(tmp_path / "scores.parquet")]) == 0
+    assert main(["export", "-q", out, "--out", str(tmp_path / "model")]) == 0
+    capsys.readouterr()
+    assert main(["runs", str(tmp_path)]) == 0
+    assert re.search(r"^run +0\.\d{4} ", capsys.readouterr().out, re.MULTILINE)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["placement"] == "torchrec"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"placement": "cache"},
+        {"slow_bytes": 1000},
+        {"prefetch": 3},
+        {"cache_policy": "lru"},
+        {"cache_warmup": 0.1},
+        {"cache_batches": 2},
+        {"fae_variant": "code"},
+        {"kernels": "torch"},
+        {"micro_batches": 2},
+        {"freeze": ("C1",)},
+        {"embedding_decay": 0.1},
+        {"embedding_optimizer": "momentum"},
+        {"model": "tbsm"},
+        {"batch_norm": True},
+        {"device": "late"},
+    ],
+    ids=str,
+)
+def test_settings_of_the_own_engine_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", LOGS["lists"]))
+    config = replace(settings_of({}), engine="torchrec", embedding_optimizer="sgd")
+    resolve(shards, config, 2)
+    name = next(iter(settings)).replace("_", "-")
+    own = {"engine": "torchrec", "embedding_optimizer": "sgd"}
+    with pytest.raises(ConfigError, match=f"--engine torchrec|{name}"):
+        resolve(shards, settings_of(own | settings), 2)
+
+
+@needs_torchrec
+@pytest.mark.slow
+def test_planted_faults_are_found(folder: Path) -> None:
+    *wrong, hanging = [case_of(folder, "sgd", "split", 2, fault=fault) for fault in FAULTS]
+    assert run_on_ranks(2, folder, wrong) == ["", ""]
+    for case in wrong:
+        with pytest.raises(AssertionError):
+            check_equal(folder / "sgd-hotset", Path(case["out"]), 1e-5)
+    assert hanging["fault"] == "kinds differ between ranks"
+    errors = run_on_ranks(2, folder, [hanging], timeout=5)
+    assert all("lost another rank" in each or "lost rank" in each for each in errors), errors

@@ -1,0 +1,319 @@
+"""The engine of ``--engine torchrec``: TorchRec's sharded tables and data-parallel layers behind a trainer.
+
+The loop, the order of batches, evaluations, logs and the run folder are those of every run; a step is run by
+TorchRec. All ranks take their part of the same batch. In a hot-only one nobody calls the sharded tables, so
+that nothing is exchanged but the gradients of dense layers and replicated rows, which torch's
+DistributedDataParallel averages. In a mixed one each rank sends its distinct cold ids, and receives their
+vectors.
+
+A rank's loss is the sum over its samples times ``world_size / batch_size``: averaged over the ranks, the
+gradients are those of the loss of all samples over the nominal batch size, however unequal the parts are.
+Results do not depend on the ranks but in their last digits: additions are in other orders.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...pipeline.errors import ConfigError
+from ..build import answers_of_run, build_dense_optimizers, build_objective, build_order, build_rates
+from ..build_embeddings import RunStart, num_threads, open_device
+from ..build_model import LossSource, ModelSource, UserModel, build_model, warn_of_probabilities
+from ..config import EXACT_CODEC, TrainConfig
+from ..data.batch import MicroBatches
+from ..data.batch_order import BatchOrder
+from ..data.shards import Shards
+from ..dense.dense_step import GraphStep, logits_of, loss_sum_of
+from ..evaluate import Predictor
+from ..loop import Trainer
+from ..metrics import Answers, Meter
+from ..model.choose_model import choose_model
+from ..model.layers import DenseModel, drawing
+from ..model.shapes import ModelInputs
+from ..optimizing import DenseUpdate, StepRates, Stopping
+from ..placements.step_source import StepSource
+from ..ranks.ranks import Ranks, TorchRanks
+from ..rows.optimizers import RowOptimizer
+from ..rows.step_plan import PlannedStep
+from ..threads import WorkThreads
+from .batches import RankBatch, ReplicatedRows, part_of_rank, rank_batch
+from .embeddings import HotColdEmbeddings, ReplicatedOptimizer
+from .rank_rows import RankRows
+from .sharding import choose_num_replicated, codecs_of, plan_sharding, row_uses
+
+if TYPE_CHECKING:
+    from ...stats.replication import RowUses
+    from ..dense.objective import Objective
+
+_log = logging.getLogger(__name__)
+_NO_EQUAL_BITS = (
+    "--engine torchrec does not promise equal bits: the last digits of weights depend on the number of ranks "
+    "and of replicated rows"
+)
+
+
+class RankModel(nn.Module):
+    """Embeddings, dense layers and loss of a rank: what TorchRec shards and makes data-parallel."""
+
+    def __init__(
+        self,
+        embeddings: HotColdEmbeddings,
+        dense: DenseModel,
+        config: TrainConfig,
+        objective: Objective | None,
+    ) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.dense = dense
+        self._config = config
+        self._objective = objective
+
+    def forward(self, batch: RankBatch, step: int, rank: int, world_size: int) -> torch.Tensor:
+        """Return the loss of this rank's samples, summed, in nats.
+
+        Args:
+            step: of the run; with the samples' places in the batch it decides what dropout drops.
+        """
+        dtype = self._config.dense_dtype
+        assert dtype != "auto", "resolve chooses it"
+        first_sample, _ = part_of_rank(batch.global_samples, rank, world_size)
+        embeddings = self.embeddings(batch)
+        with drawing(self._config.seed, step, first_sample):
+            logits = logits_of(self.dense, batch.dense_BK, embeddings, dtype)
+        target = batch.label_B if self._objective is None else self._objective.targets(batch)  # type: ignore[arg-type]
+        return loss_sum_of(logits, target.to(logits.device))
+
+
+class TorchRecSteps:
+    """Runs the steps of one rank.
+
+    Args:
+        model: `RankModel`, sharded.
+        batch_size: nominal samples of a batch of all ranks.
+    """
+
+    prepare = moves = None
+
+    def __init__(
+        self,
+        model: Any,
+        hot: ReplicatedOptimizer,
+        dense_optimizers: Sequence[torch.optim.Optimizer],
+        update: DenseUpdate,
+        ranks: TorchRanks,
+        device: torch.device,
+        batch_size: int,
+    ) -> None:
+        self.is_synchronous = device.type == "cpu"
+        self._model = model
+        self._hot = hot
+        self._dense_optimizers = tuple(dense_optimizers)
+        self._update = update
+        self._ranks = ranks
+        self._device = device
+        self._scale = ranks.num_ranks / batch_size
+
+    def train(self, step: PlannedStep, number: int, rates: StepRates) -> torch.Tensor:
+        """Run a step; return the loss of all ranks' samples, summed."""
+        rank, world_size = self._ranks.rank, self._ranks.num_ranks
+        batch: Any = step.batch
+        with self._ranks.lost_ranks():
+            set_rate(self._model, rates.rows)
+            self._hot.zero_grad()
+            for optimizer in self._dense_optimizers:
+                optimizer.zero_grad(set_to_none=True)
+            loss_sum = self._model(batch.to(self._device, non_blocking=True), number, rank, world_size)
+            # The backward pass averages gradients over the ranks, and steps the sharded rows.
+            (loss_sum * self._scale).backward()
+            self._update.prepare(rates.dense)
+            for optimizer in self._dense_optimizers:
+                optimizer.step()
+            self._hot.step(rates.rows)
+            total: torch.Tensor = loss_sum.detach().double()
+            dist.all_reduce(total)
+        return total
+
+    def synchronize(self) -> None:
+        """Return once all steps are done."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def set_rate(model: Any, rate: float) -> None:
+    """Set the learning rate of the sharded rows from the next backward pass on."""
+    for group in model.fused_optimizer.param_groups:
+        group["lr"] = rate
+    model.fused_optimizer.zero_grad()
+
+
+def build_torchrec_trainer(
+    shards: Shards,
+    config: TrainConfig,
+    order: BatchOrder | None,
+    ranks: Ranks,
+    model_source: ModelSource | None = None,
+    loss_source: LossSource | None = None,
+    *,
+    start: RunStart | None = None,
+    exchange: str = EXACT_CODEC,
+) -> Trainer:
+    """Build a trainer whose steps TorchRec runs.
+
+    Args:
+        shards: with the options of the run.
+        config: resolved.
+        order: order of batches to use instead of the shards' own.
+        start: rows to start with, and the steps that are done.
+        exchange: codec of the vectors and gradients of sharded rows.
+
+    Raises:
+        ConfigError: a model that does not fit the shards, or a codec that TorchRec has not.
+    """
+    assert isinstance(ranks, TorchRanks), "one process has a group, too"
+    if ranks.rank == 0:
+        _log.warning(_NO_EQUAL_BITS)
+    device = open_device(config.device)
+    answers = answers_of_run(shards, config, loss_source)
+    objective = build_objective(shards, config, answers, loss_source)
+    chosen = config.optimizers(shards.embedding_optimizer)
+    optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr)
+    model_config = choose_model(config, shards.embedding_dim)
+    uses = row_uses(shards, ranks.num_ranks)
+    num_replicated = choose_num_replicated(shards, config, uses)
+    rows = ReplicatedRows(shards.tables, num_replicated, model_config.pooling)
+
+    # The same layers with the same values as hotset's own engine builds.
+    inputs = replace(ModelInputs.of(shards), labels=answers.labels)
+    dense = build_model(model_config, inputs, config.seed, model_source, shards.least_batch_samples)
+    if dense.histories:
+        raise ConfigError("--engine torchrec has no histories, and the model takes lists element by element")
+    if config.loss is None:
+        warn_of_probabilities(dense)
+    dense = dense.to(device)
+    whole = RankModel(HotColdEmbeddings(rows, device), dense, config, objective)
+    model = shard(whole, shards, optimizer, device, uses, codecs_of(exchange, device))
+    hot = ReplicatedOptimizer(model.module.embeddings.hot, optimizer)
+    embeddings = RankRows(model, rows, hot, optimizer, ranks, device)
+    embeddings.initialize_rows(config.seed)
+    if start is not None:
+        embeddings.restore(start.rows)
+
+    decay = config.recipe.dense_decay
+    dense_optimizers = build_dense_optimizers(dense, chosen, 1, decay, is_tiled=False)
+    update = DenseUpdate(dense.parameters(), dense_optimizers, config.recipe.clip_gradient)
+    meter = Meter(device)
+    predictor = _build_predictor(shards, config, dense, embeddings, meter, answers, objective, ranks)
+    stopping = Stopping(config.recipe)
+    return Trainer(
+        config,
+        shards,
+        dense,
+        dense_optimizers,
+        embeddings,
+        build_order(shards, config, order, predictor, start),
+        _build_step_source(shards, rows, embeddings, ranks, device),
+        TorchRecSteps(model, hot, dense_optimizers, update, ranks, device, shards.batch_size),
+        build_rates(shards, config, stopping),
+        stopping,
+        predictor,
+        meter,
+        WorkThreads(num_threads(config.threads)),
+        ranks=ranks,
+        resumables={"stopping": stopping},
+    )
+
+
+def _build_predictor(
+    shards: Shards,
+    config: TrainConfig,
+    dense: DenseModel,
+    embeddings: RankRows,
+    meter: Meter,
+    answers: Answers,
+    objective: Objective | None,
+    ranks: Ranks,
+) -> Predictor:
+    dtype = config.dense_dtype
+    assert dtype != "auto", "resolve chooses it"
+    step = GraphStep(dense, MicroBatches(shards.batch_size), config.seed, dtype, objective)
+    return Predictor(shards, step, embeddings, meter, None, ranks, answers, config.negative_rate)
+
+
+def _build_step_source(
+    shards: Shards, rows: ReplicatedRows, embeddings: RankRows, ranks: Ranks, device: torch.device
+) -> StepSource:
+    """Build the source of a rank's steps, which the trainer reads ahead in a thread."""
+
+    def read(number: int) -> Any:
+        own = rank_batch(shards.training_batch(number), rows, ranks.rank, ranks.num_ranks, number)
+        return own.pin_memory() if device.type == "cuda" else own
+
+    return StepSource(embeddings, read, lambda number: False)
+
+
+def shard(
+    model: RankModel,
+    shards: Shards,
+    optimizer: RowOptimizer,
+    device: torch.device,
+    uses: RowUses,
+    codecs: Any,
+) -> Any:
+    """Shard the tables of a model over the ranks, and make the rest data-parallel.
+
+    Args:
+        optimizer: that of rows, with its first learning rate.
+        uses: of rows by the ranks, from which the plan follows.
+        codecs: TorchRec's, of what the sharded tables exchange; None: it crosses as it is.
+
+    Returns:
+        A ``DistributedModelParallel``.
+    """
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
+    from torchrec.distributed.types import ShardingPlan
+
+    kinds = {
+        "sgd": EmbOptimType.EXACT_SGD,
+        "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        "rowwise-adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    }
+    settings = {"optimizer": kinds[optimizer.name], "learning_rate": optimizer.lr, "eps": optimizer.eps}
+    sharders: Any = [EmbeddingCollectionSharder(fused_params=settings, qcomm_codecs_registry=codecs)]
+    with quiet():
+        plan = ShardingPlan({})
+        if len(model.embeddings.cold):
+            rows = model.embeddings.rows
+            plan = plan_sharding(
+                model, sharders, shards, rows.num_replicated, uses, device=device, optimizer=optimizer.name
+            )
+        # A user's module may leave layers out.
+        wrapper = DefaultDataParallelWrapper(
+            static_graph=False, find_unused_parameters=isinstance(model.dense, UserModel)
+        )
+        return DistributedModelParallel(
+            model, device=device, plan=plan, sharders=sharders, data_parallel_wrapper=wrapper
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep TorchRec's hundreds of lines about its own deprecations off the terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,284 @@
+"""The rows of a rank under TorchRec, by table and id.
+
+TorchRec keeps a table in shards, ranges of its rows or columns at some rank; replicated rows are at every
+rank. Here both are parts of tables in id order: they get initial or restored values, are read for
+evaluations, and gathered at rank 0 for the weights of the run. `RankRows` offers what the trainer asks of its
+embeddings.
+
+Shapes: N rows of a part, D floats of a row, W floats of its state.
+"""
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.errors import MIB
+from ..data.batch import Batch, EmbeddingTable
+from ..ranks.ranks import TorchRanks, sent_to_first
+from ..rows.embeddings import Embeddings, RowsPart, RowsSource
+from ..rows.optimizers import RowOptimizer
+from ..rows.step_plan import GroupStep, PlannedStep, StepPlan
+from ..rows.tiers import WAYS, InitialValues, Way
+from .batches import ReplicatedRows, rank_batch
+from .embeddings import HotColdEmbeddings, ReplicatedOptimizer, table_name
+
+_SLICE_BYTES = 64 * MIB
+"""Bytes of a table that are gathered at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """A range of rows and columns of a table."""
+
+    rank: int
+    """The rank that has it; rank 0 speaks for replicated rows."""
+    first_id: int
+    num_rows: int
+    first_column: int
+    num_columns: int
+    weights_ND: torch.Tensor | None
+    """What is trained, no copy; None at other ranks."""
+    state_NW: torch.Tensor | None
+
+    def rows(self, first: int, stop: int, *, state: bool) -> torch.Tensor:
+        """Return those of its rows whose ids are in a range."""
+        tensor = self.state_NW if state else self.weights_ND
+        assert tensor is not None, "another rank has them"
+        return tensor[max(first - self.first_id, 0) : max(stop - self.first_id, 0)]
+
+    def columns(self, width: int, dim: int) -> slice:
+        """Return its columns among those of weights or states of a table with rows of ``dim`` floats."""
+        # A state of one number a row belongs to whole rows.
+        return (
+            slice(self.first_column, self.first_column + self.num_columns) if width == dim else slice(width)
+        )
+
+    def num_rows_in(self, first: int, stop: int) -> int:
+        """Return how many of its ids are in a range."""
+        return max(min(stop, self.first_id + self.num_rows) - max(first, self.first_id), 0)
+
+
+class RankRows(Embeddings):
+    """The rows of a run on TorchRec, seen from one rank.
+
+    Args:
+        model: the sharded model, of which ``embeddings`` is a part.
+        hot: optimizer of the replicated rows.
+        optimizer: that of all rows.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        rows: ReplicatedRows,
+        hot: ReplicatedOptimizer,
+        optimizer: RowOptimizer,
+        ranks: TorchRanks,
+        device: torch.device,
+    ) -> None:
+        super().__init__(0, ())
+        self._model = model
+        self._rows = rows
+        self._hot = hot
+        self._optimizer = optimizer
+        self._ranks = ranks
+        self._device = device
+
+    @property
+    def _module(self) -> HotColdEmbeddings:
+        found: HotColdEmbeddings = self._model.module.embeddings
+        return found
+
+    def state_width(self, table: int) -> int:
+        """Return the floats of state of a row of a table."""
+        return self._optimizer.state_width(self._rows.tables[table].embedding_dim)
+
+    @torch.no_grad()
+    def parts(self) -> list[list[HeldPart]]:
+        """Return the parts of each table, those of all ranks, in the order of their first rows."""
+        # Asked anew each time: rows in a cache are written back where TorchRec is asked for its state.
+        state = self._model.state_dict()
+        of_optimizer = self._model.fused_optimizer.state_dict()["state"]
+        found: list[list[HeldPart]] = [[] for _ in self._rows.tables]
+        for group in self._rows.groups:
+            dim = str(group.embedding_dim)
+            for table, first in zip(group.tables, group.first_hot_T, strict=True):
+                num_hot = self._rows.num_replicated[table]
+                if num_hot:
+                    own = slice(first, first + num_hot)
+                    weights_ND = self._module.hot[dim].data[own]
+                    state_NW = self._hot.states[dim][own]
+                    found[table].append(HeldPart(0, 0, num_hot, 0, group.embedding_dim, weights_ND, state_NW))
+                if num_hot < self._rows.tables[table].num_rows:
+                    key = f"embeddings.cold.{dim}.embeddings.{table_name(table)}.weight"
+                    found[table] += self._cold_parts(table, state[key], of_optimizer.get(key, {}))
+        return found
+
+    def _cold_parts(self, table: int, weights: Any, states: Mapping[str, Any]) -> list[HeldPart]:
+        """Return the shards of a table."""
+        width = self.state_width(table)
+        own = {}
+        state_shards: Sequence[Any] = next(
+            (each.local_shards() for name, each in states.items() if "momentum1" in name), ()
+        )
+        for number, shard in enumerate(weights.local_shards()):
+            num_rows = shard.tensor.shape[0]
+            state_NW = torch.zeros(num_rows, 0, dtype=torch.float32, device=shard.tensor.device)
+            if width:
+                state_NW = state_shards[number].tensor.view(num_rows, -1)
+            own[tuple(shard.metadata.shard_offsets)] = (shard.tensor, state_NW)
+        parts = []
+        for each in weights.metadata().shards_metadata:
+            offsets = tuple(each.shard_offsets)
+            first_id = self._rows.num_replicated[table] + offsets[0]
+            held = own.get(offsets, (None, None))
+            num_rows, num_columns = each.shard_sizes
+            parts.append(HeldPart(each.placement.rank(), first_id, num_rows, offsets[1], num_columns, *held))
+        return sorted(parts, key=lambda part: (part.first_id, part.first_column))
+
+    def initialize_rows(self, seed: int) -> None:
+        """Give every row its initial values, which depend on seed, table and id alone."""
+        for number, (table, parts) in enumerate(zip(self._rows.tables, self.parts(), strict=True)):
+            for part in parts:
+                if part.weights_ND is None:
+                    continue
+                most = max(_SLICE_BYTES // (4 * table.embedding_dim), 1)
+                for first in range(part.first_id, part.first_id + part.num_rows, most):
+                    stop = min(first + most, part.first_id + part.num_rows)
+                    values_ND = initial_rows(seed, number, table, first, stop)
+                    columns = part.columns(table.embedding_dim, table.embedding_dim)
+                    part.rows(first, stop, state=False).copy_(values_ND[:, columns])
+
+    def restore(self, source: RowsSource) -> None:
+        """Set rows before the first step; of a row that comes several times the first value counts."""
+        parts = self.parts()
+        seen = [np.zeros(table.num_rows, np.bool_) for table in self._rows.tables]
+        for given in source():
+            for number in np.unique(given.tables_N).tolist():
+                is_new_N = given.tables_N == number
+                is_new_N &= ~seen[number][np.where(is_new_N, given.ids_N, 0)]
+                chosen = given.chosen(is_new_N)
+                seen[number][chosen.ids_N] = True
+                for part in parts[number]:
+                    _set_rows(part, chosen, self._rows.tables[number].embedding_dim)
+
+    def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
+        """Return this rank's evaluation steps, one of W; empty without a batch."""
+        # One batch for each rank at a time: all take part in each step, as any may need their rows.
+        left = iter(numbers)
+        while group := list(islice(left, self._ranks.num_ranks)):
+            own = group[min(self._ranks.rank, len(group) - 1)]
+            batch = read(own)
+            if self._ranks.rank >= len(group):
+                batch = batch.cut(0, 0)
+            yield PlannedStep(own, batch, batch.num_samples, ())
+
+    def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
+        """(B, F, D) embeddings of each embedding dimension, of a batch that is evaluated."""
+        own = rank_batch(step.batch, self._rows, rank=0, world_size=1).to(self._device)
+        # Ranks evaluate different batches, so all of them call the sharded tables.
+        with self._ranks.lost_ranks():
+            return [emb_BFD.contiguous() for emb_BFD in self._module(replace(own, is_hot_only=False))]
+
+    def step(
+        self,
+        number: int,
+        batch: Any,
+        plans: Sequence[StepPlan],
+        read: Sequence[GroupStep],
+        item: int | None = None,
+    ) -> PlannedStep:
+        """Put together the step of this rank, which has a part of the samples."""
+        return PlannedStep(number, batch, batch.global_samples, ())
+
+    def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the weights or state of one table in parts, at rank 0, as `RankedEmbeddings` does."""
+        num_rows = self._rows.tables[table].num_rows
+        width = self.state_width(table) if state else self._rows.tables[table].embedding_dim
+        if num_rows * width == 0:
+            yield torch.empty(num_rows, width, dtype=torch.float32, device="cpu")
+            return
+        parts = self.parts()[table]
+        most = max(_SLICE_BYTES // (4 * width), 1)
+        for first in range(0, num_rows, most):
+            yield self._gather(table, parts, first, min(first + most, num_rows), state=state)
+
+    def _gather(
+        self, table: int, parts: Sequence[HeldPart], first: int, stop: int, *, state: bool
+    ) -> torch.Tensor:
+        """Return some rows of a table at rank 0, none elsewhere."""
+        rank = self._ranks.rank
+        dim = self._rows.tables[table].embedding_dim
+        width = self.state_width(table) if state else dim
+        # Each rank sends those of its parts one after the other, in the order in which all ranks know them.
+        own = [part.rows(first, stop, state=state).reshape(-1).cpu() for part in parts if part.rank == rank]
+        data = torch.cat([torch.empty(0, dtype=torch.float32, device="cpu"), *own])
+        columns = [part.columns(width, dim) for part in parts]
+        counts = [
+            part.num_rows_in(first, stop) * (each.stop - (each.start or 0))
+            for part, each in zip(parts, columns, strict=True)
+        ]
+        num_bytes = [0] * self._ranks.num_ranks
+        for part, count in zip(parts, counts, strict=True):
+            num_bytes[part.rank] += 4 * count
+        received = sent_to_first(self._ranks, data.view(torch.uint8), num_bytes)
+        whole_ND = torch.empty(stop - first if rank == 0 else 0, width, dtype=torch.float32, device="cpu")
+        if rank:
+            return whole_ND
+        left = [data, *(each.clone().view(torch.float32) for each in received[1:])]
+        for part, each, count in zip(parts, columns, counts, strict=True):
+            taken, left[part.rank] = left[part.rank][:count], left[part.rank][count:]
+            start = max(part.first_id - first, 0)
+            num_rows = part.num_rows_in(first, stop)
+            whole_ND[start : start + num_rows, each] = taken.view(num_rows, -1) if count else 0.0
+        return whole_ND
+
+    def rows_by_table(self) -> list[dict[Way, int]]:
+        """Nothing moves between tiers: each table has no counts."""
+        return [dict.fromkeys(WAYS, 0) for _ in self._rows.tables]
+
+    def restore_counts(self, counts: Sequence[Mapping[str, int]]) -> None:
+        """There are none."""
+
+    def set_weights(
+        self, read: Callable[[str, int, int], torch.Tensor], tables: Sequence[EmbeddingTable]
+    ) -> None:
+        """Set all rows everywhere; optimizer states become zero."""
+        for number, (table, parts) in enumerate(zip(tables, self.parts(), strict=True)):
+            most = max(_SLICE_BYTES // (4 * table.embedding_dim), 1)
+            for first in range(0, table.num_rows, most):
+                rows_ND = read(table.name, first, min(first + most, table.num_rows)).numpy()
+                ids_N = np.arange(first, first + rows_ND.shape[0], dtype=np.int32)
+                state_NW = np.zeros((ids_N.size, self.state_width(number)), np.float32)
+                given = RowsPart(np.full(ids_N.size, number, np.int32), ids_N, rows_ND, state_NW)
+                for part in parts:
+                    _set_rows(part, given, table.embedding_dim)
+
+
+def initial_rows(seed: int, number: int, table: EmbeddingTable, first: int, stop: int) -> torch.Tensor:
+    """Return the initial values of some rows of a table, (N, D), on the host."""
+    ids_N = np.arange(first, stop, dtype=np.int64)
+    values_ND = torch.empty(ids_N.size, table.embedding_dim, dtype=torch.float32, device="cpu")
+    initial = InitialValues.of(seed, [number], [table.num_rows])
+    initial.write(np.zeros(ids_N.size, np.int64), ids_N, values_ND, np.arange(ids_N.size))
+    return values_ND
+
+
+def _set_rows(part: HeldPart, given: RowsPart, dim: int) -> None:
+    """Set the rows of a part that are among those of its table."""
+    if part.weights_ND is None or part.state_NW is None:
+        return
+    places_N: NDArray[np.int64] = given.ids_N.astype(np.int64) - part.first_id
+    is_here_N = (places_N >= 0) & (places_N < part.num_rows)
+    places = torch.from_numpy(places_N[is_here_N]).to(part.weights_ND.device)
+    for target, values_ND in ((part.weights_ND, given.weights_ND), (part.state_NW, given.state_NW)):
+        values = torch.from_numpy(values_ND[is_here_N][:, part.columns(values_ND.shape[1], dim)])
+        target[places] = values.to(target.device)
