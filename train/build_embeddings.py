@@ -380,6 +380,11 @@ def _resolve_torchrec(shards: Shards, config: TrainConfig, num_ranks: int) -> Tr
     """
     default = TrainConfig()
     closed = replace(default, placement="all-fast", prefetch=2, micro_batches=1)
+    # FAE's rule replicates all hot rows. A GPU keeps sharded rows in a cache of staging bytes.
+    if config.placement == "fae":
+        closed = replace(closed, placement="fae")
+    if config.device != "cpu":
+        closed = replace(closed, staging_bytes=config.staging_bytes)
     for name in _OWN_SETTINGS:
         if getattr(config, name) not in (getattr(default, name), getattr(closed, name)):
             option = f"--{name.replace('_', '-')}"

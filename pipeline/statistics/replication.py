@@ -49,7 +49,7 @@ def count_uses(
         ManifestError: damaged shards.
     """
     check_shards(shards)
-    facts = [(entry, shards.facts_of(ShardFacts, entry)) for entry in shards.files]
+    facts = [(entry, shards.facts_of(ShardFacts, entry)) for _, entry in shards.parts()]
     # Hot-only batches first, so that even steps take as large a share of each kind.
     places = []
     for number, (_, found) in enumerate(facts):

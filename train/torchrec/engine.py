@@ -200,7 +200,8 @@ def build_torchrec_trainer(
         warn_of_probabilities(dense)
     dense = dense.to(device)
     whole = RankModel(HotColdEmbeddings(rows, device), dense, config, objective)
-    model = shard(whole, shards, optimizer, device, uses, codecs_of(exchange, device))
+    codecs = codecs_of(exchange, device)
+    model = shard(whole, shards, optimizer, device, uses, codecs, config.staging_bytes)
     hot = ReplicatedOptimizer(model.module.embeddings.hot, optimizer)
     embeddings = RankRows(model, rows, hot, optimizer, ranks, device)
     embeddings.initialize_rows(config.seed)
@@ -219,7 +220,8 @@ def build_torchrec_trainer(
         dense,
         dense_optimizers,
         embeddings,
-        build_order(shards, config, order, predictor, start),
+        # FAE's rule for rows, but not its order of batches.
+        build_order(shards, replace(config, placement="all-fast"), order, predictor, start),
         _build_step_source(shards, rows, embeddings, ranks, device),
         TorchRecSteps(model, hot, dense_optimizers, update, ranks, device, shards.batch_size),
         build_rates(shards, config, stopping),
@@ -267,6 +269,7 @@ def shard(
     device: torch.device,
     uses: RowUses,
     codecs: Any,
+    cache_bytes: int | None,
 ) -> Any:
     """Shard the tables of a model over the ranks, and make the rest data-parallel.
 
@@ -274,6 +277,7 @@ def shard(
         optimizer: that of rows, with its first learning rate.
         uses: of rows by the ranks, from which the plan follows.
         codecs: TorchRec's, of what the sharded tables exchange; None: it crosses as it is.
+        cache_bytes: memory of a GPU for sharded rows; None: what there is.
 
     Returns:
         A ``DistributedModelParallel``.
@@ -295,7 +299,14 @@ def shard(
         if len(model.embeddings.cold):
             rows = model.embeddings.rows
             plan = plan_sharding(
-                model, sharders, shards, rows.num_replicated, uses, device=device, optimizer=optimizer.name
+                model,
+                sharders,
+                shards,
+                rows.num_replicated,
+                uses,
+                device=device,
+                optimizer=optimizer.name,
+                cache_bytes=cache_bytes,
             )
         # A user's module may leave layers out.
         wrapper = DefaultDataParallelWrapper(

@@ -190,6 +190,7 @@ def test_settings_of_the_own_engine_are_refused(tmp_path: Path, settings: dict[s
     shards = Shards.open(write_shards(tmp_path / "shards", LOGS["lists"]))
     config = replace(settings_of({}), engine="torchrec", embedding_optimizer="sgd")
     resolve(shards, config, 2)
+    assert resolve(shards, replace(config, placement="fae"), 2).placement == "fae"
     name = next(iter(settings)).replace("_", "-")
     own = {"engine": "torchrec", "embedding_optimizer": "sgd"}
     with pytest.raises(ConfigError, match=f"--engine torchrec|{name}"):
