@@ -5,6 +5,7 @@ Tests `step_source`, too.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,14 @@ from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.build import build_trainer
-from hotset.train.config import TrainConfig
+from hotset.train.config import PlacementName, TrainConfig
+from hotset.train.data.shard_file import UnchangedFile
 from hotset.train.data.shards import Shards
-from hotset.train.loop import run_steps
+from hotset.train.loop import read_ahead, run_steps
+from hotset.train.placements.placements import num_steps_ahead
 from hotset.train.rows.step_plan import PlannedStep
+from hotset.workflows import drawn_shards
+from hotset.workflows.drawn_shards import DrawnShards
 
 
 def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
@@ -131,3 +136,37 @@ def test_every_placement_trains_on_the_gpu(placement: Any, tmp_path: Path) -> No
     scores = trainer.predictor.score()
     assert scores.auc is not None and scores.auc > 0.8
     assert trainer.meter.training_seconds > 0
+
+
+@pytest.mark.parametrize("placement", ["all-fast", "lookahead"])
+def test_the_first_step_reads_nothing_beyond_the_batches_planned(
+    placement: PlacementName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of one batch each: opening them reads none, and no footer is read at all."""
+    folder = tmp_path / "shards"
+    monkeypatch.setattr(drawn_shards, "_FILE_SAMPLES", 16)
+    drawn = {"num_batches": 300, "batch_size": 16, "rows_of_table": 400, "hot_rows_of_table": 20}
+    DrawnShards(skew=0.5, num_tables=3, **drawn).write(folder)
+    read: list[tuple[str, int]] = []
+    read_at = UnchangedFile.read_at
+
+    def counting(file: UnchangedFile, position: int, num_bytes: int) -> Any:
+        read.append((file._path.name, num_bytes))
+        return read_at(file, position, num_bytes)
+
+    monkeypatch.setattr(UnchangedFile, "read_at", counting)
+    shards = Shards.open(folder)
+    assert len(shards._files) == 301 and read == []
+    budget = {"staging_bytes": ByteSize(8_000), "prefetch": 1} if placement == "lookahead" else {}
+    trainer = build_trainer(shards, TrainConfig(placement=placement, threads=1, **budget))  # type: ignore[arg-type]
+    with closing(read_ahead(trainer)) as steps:
+        trainer.runner.train(next(iter(steps)), 0, trainer.rates.of_step(0))
+    order = list(next(iter(trainer.order.epochs())))
+    names = [shards._files[shards._training[number].file].path.name for number in order]
+    found = {name for name, _ in read}
+    # What is known ahead is the beginning of the order, and its samples are read of the next steps alone.
+    assert found == set(names[: len(found)]) and len(found) < 100
+    ids_bytes, row_bytes = 3 * 4, 3 * 4 + 13 * 4 + 4
+    num_samples = sum(size % (16 * row_bytes) == 0 for _, size in read)
+    assert num_samples <= num_steps_ahead(trainer.config, shards.mixed_share) + 2
+    assert sum(size for _, size in read) <= 16 * (num_samples * row_bytes + len(found) * ids_bytes)

@@ -4,6 +4,9 @@ The loop's thread must queue a step faster than a GPU runs it: 65,536 samples ta
 read ahead must read, check and pack as many samples in that time; their CPU time per sample is that of all
 cores together. No GPU is needed: all calls of the device return immediately. The calls of a GPU come on top:
 one copy, one recorded step and a few events.
+
+With ``--open-files`` it opens that many small shard files instead, takes the first step, and counts what was
+read of them; and it measures the CPU time of reading large batches, with and without verifying them.
 """
 
 from __future__ import annotations
@@ -15,19 +18,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any, Literal, cast
+from unittest import mock
 
 import numpy as np
 import torch
 
 from ...pipeline.errors import ByteSize
+from ...pipeline.folders.manifest import Manifest
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.build import build_trainer
 from ...train.config import PlacementName, TrainConfig
+from ...train.data.shard_file import ShardFile, UnchangedFile
 from ...train.data.shards import Shards
 from ...train.device import Device, Graph, StreamName
 from ...train.gpu.queued_steps import QueuedSteps
 from ...train.loop import read_ahead
+from ...train.placements.placements import num_steps_ahead
+from .. import drawn_shards
+from ..drawn_shards import DrawnShards
 from .harness import Facts, new_parser, run_script, scratch_folder, tell
 from .kaggle_shards import HOT_SHARE, draw_kaggle, write_kaggle_shards
 
@@ -42,6 +52,7 @@ PARSER = new_parser(__spec__, __doc__)
 PARSER.add_argument("--samples", type=int, default=1_000_000, help="samples to draw")
 PARSER.add_argument("--scale", type=float, default=4.0, help="divisor of the rows of each table")
 PARSER.add_argument("--batch-sizes", type=int, nargs="+", default=[65_536, 16_384, 2_048])
+PARSER.add_argument("--open-files", type=int, help="shard files to open, in place of the steps of a GPU")
 
 
 class IdleDevice:
@@ -78,7 +89,10 @@ class IdleDevice:
 
 
 def measure(options: argparse.Namespace) -> Facts:
-    """Measure every batch size and placement."""
+    """Measure every batch size and placement, or how shards are opened."""
+    if options.open_files is not None:
+        with scratch_folder(options) as scratch:
+            return measure_opening(options.open_files, scratch)
     samples = draw_kaggle(options.samples, options.scale)
     staging = ByteSize(int(4 * HOT_SHARE * sum(samples.num_rows)) * row_bytes(16, _OPTIMIZER))
     rows: list[Facts] = []
@@ -199,6 +213,85 @@ class _Ahead:
             / max(batch_size * self._num_of_thread, 1)
             * _NANOSECONDS,
         }
+
+
+_SMALL_BATCH = 64
+_LARGE_BATCHES = 60
+_TRIALS = 5
+
+
+def measure_opening(num_files: int, folder: Path) -> Facts:
+    """Open shards of so many files, take the first step, and read larger batches."""
+    small, large = folder / "small", folder / "large"
+    with mock.patch.object(drawn_shards, "_FILE_SAMPLES", _SMALL_BATCH):
+        drawn = DrawnShards(rows_of_table=1000, skew=1.1, num_batches=num_files, batch_size=_SMALL_BATCH)
+        drawn.write(small)
+    DrawnShards(rows_of_table=1000, skew=1.1, num_batches=_LARGE_BATCHES).write(large)
+    manifest = Manifest.read(large)
+    own = next(entry.num_bytes for entry in manifest.files if entry.is_checksums)
+    return {
+        "trials": [_first_step(small) for _ in range(_TRIALS)],
+        "share_of_checksums": own / sum(entry.num_bytes for entry in manifest.files),
+        "reading_ns_per_sample": _reading_ns(large),
+    }
+
+
+def _first_step(folder: Path) -> Facts:
+    """Open shards and take one step; the first trial compiles, too."""
+    read: list[tuple[str, int]] = []
+    read_at = UnchangedFile.read_at
+
+    def counting(file: UnchangedFile, position: int, num_bytes: int) -> Any:
+        read.append((file._path.name, num_bytes))
+        return read_at(file, position, num_bytes)
+
+    with mock.patch.object(UnchangedFile, "read_at", counting):
+        begin, begin_cpu = time.perf_counter(), time.process_time()
+        shards = Shards.open(folder)
+        opened, opened_cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
+        bytes_to_open = sum(size for _, size in read)
+        trainer = build_trainer(shards, TrainConfig(placement="all-fast", threads=1))
+        with closing(read_ahead(trainer)) as steps:
+            trainer.runner.train(next(iter(steps)), 0, trainer.rates.of_step(0))
+            seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
+        # The thread that reads ahead is a batch further than the steps that wait.
+        num_ahead = num_steps_ahead(trainer.config, shards.mixed_share) + 2
+        first = list(next(iter(trainer.order.epochs())))[:num_ahead]
+    names = [shards._files[shards._training[number].file].path.name for number in first]
+    return {
+        "files": len(shards._files),
+        "seconds_to_open": opened,
+        "cpu_seconds_to_open": opened_cpu,
+        "seconds_to_first_step": seconds,
+        "cpu_seconds_to_first_step": cpu_seconds,
+        "shard_bytes_to_open": bytes_to_open,
+        "batches_read": len(read),
+        "bytes_read": sum(size for _, size in read),
+        "reads_only_batches_planned": {name for name, _ in read} <= set(names),
+    }
+
+
+def _reading_ns(folder: Path) -> dict[str, float]:
+    """CPU nanoseconds a sample: verified, of hashed files, as Arrow parses, and of lookups alone."""
+    verified, hashed, old = (Shards.open(folder) for _ in range(3))
+    hashed.refuse_damage()
+    old._files = [ShardFile(file.path, file.entry, file.facts) for file in old._files]
+    calls: dict[str, Callable[[int], object]] = {
+        "verified": verified.training_batch,
+        "hashed_before": hashed.training_batch,
+        "parsed_by_arrow": old.training_batch,
+        "lookups_verified": verified.training_lookups,
+    }
+    least = dict.fromkeys(calls, float("inf"))
+    # Interleaved, so that a busy machine is busy for all of them.
+    for _ in range(_TRIALS):
+        for name, read in calls.items():
+            begin = time.process_time()
+            for number in range(_LARGE_BATCHES):
+                read(number)
+            seconds = (time.process_time() - begin) / (_LARGE_BATCHES * verified.batch_size)
+            least[name] = min(least[name], seconds * _NANOSECONDS)
+    return least
 
 
 def _seconds_of_others() -> float:
