@@ -145,7 +145,12 @@ def test_the_first_step_reads_nothing_beyond_the_batches_planned(
     """Files of one batch each: opening them reads none, and no footer is read at all."""
     folder = tmp_path / "shards"
     monkeypatch.setattr(drawn_shards, "_FILE_SAMPLES", 16)
-    drawn = {"num_batches": 300, "batch_size": 16, "rows_of_table": 400, "hot_rows_of_table": 20}
+    drawn: dict[str, Any] = {
+        "num_batches": 300,
+        "batch_size": 16,
+        "rows_of_table": 400,
+        "hot_rows_of_table": 20,
+    }
     DrawnShards(skew=0.5, num_tables=3, **drawn).write(folder)
     read: list[tuple[str, int]] = []
     read_at = UnchangedFile.read_at

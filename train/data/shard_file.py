@@ -175,13 +175,12 @@ class _OpenFiles:
         # Half of the files that the process may open are left to others.
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = max(1, soft // 2) if soft != resource.RLIM_INFINITY else len(self._descriptors) + 1
-        if len(self._descriptors) < most:
-            return
-        for number in list(self._descriptors):
-            if len(self._descriptors) < most:
+        while len(self._descriptors) >= most:
+            idle = (number for number in self._descriptors if not self._readers[number])
+            number = next(idle, None)
+            if number is None:
                 return
-            if not self._readers[number]:
-                os.close(self._descriptors.pop(number))
+            os.close(self._descriptors.pop(number))
 
 
 _open_files = _OpenFiles()

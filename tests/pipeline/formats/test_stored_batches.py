@@ -160,3 +160,16 @@ def test_a_damaged_block_is_named_by_its_samples(tmp_path: Path) -> None:
     stored.check(buffer, part, buffer.bounds[4:], 4)
     with pytest.raises(DamagedBatchError, match="batch 0, ids of samples 384 to 511"):
         stored.check(buffer, part, buffer.bounds[4:], 3)
+
+
+def test_damaged_checksums_are_named_as_such(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    whole = bytearray((copy / CHECKSUMS).read_bytes())
+    whole[-1] ^= 1
+    (copy / CHECKSUMS).write_bytes(whole)
+    stored = opened(copy)
+    stored.batch(2, 0)
+    with pytest.raises(
+        ShardError, match=r"checksums\.bin is damaged: checksums of mixed-00000.arrow, batch 4"
+    ):
+        stored.batch(2, 4)
