@@ -413,6 +413,26 @@ def loopback(result: Result) -> list[str]:
     ]
 
 
+def pack_phases(result: Result) -> list[str]:
+    assert result["equal_bytes"]
+    passes, phases = (result["ways"][name] for name in ("passes", "two phases"))
+    num_bytes = result["input_bytes"]
+    # The rest of what two phases read are pieces: the words of a sample of Criteo's log, and its key.
+    num_pieces = result["num_samples"] * (4 * (2 + 13 + 26) + 8)
+    return [
+        f"{result['num_samples']:,}",
+        f"{num_bytes / GIB:.1f} GiB",
+        f"{result['settings']['limit'] / MIB:.0f} MiB",
+        f"{result['ratios']['wall']:.1f}",
+        f"{result['ratios']['cpu']:.1f}",
+        f"{passes['reads_of_input']:.0f}",
+        f"{(phases['bytes_read'] - num_pieces) / num_bytes:.2f}",
+        f"{phases['peak_anonymous_bytes'] / MIB:.0f} MiB",
+        f"{result['memory'] / MIB:.0f} MiB",
+        f"{num_pieces / GIB:.1f} GiB",
+    ]
+
+
 def larger_than_memory(result: Result) -> list[str]:
     settings = result["settings"]
     found = [
@@ -523,6 +543,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "train-epyc": train,
     "links-loopback": loopback,
     "larger-than-memory": larger_than_memory,
+    "pack-phases": pack_phases,
     "stats-kernels": stats_kernels,
     "scores": scores,
     "defaults-real-110k": defaults,

@@ -242,7 +242,15 @@ def kill_in_pack(case: Case, out: Path, where: str, number: int, **options: Any)
     return False
 
 
-@pytest.mark.parametrize("where", ["write", "rename", "record", "read", "map", "shard"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "write",
+        "record",
+        "shard",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("rename", "read", "map")),
+    ],
+)
 def test_a_killed_run_is_resumed_to_the_same_bytes(
     cases: dict[str, Case], trees: dict[str, dict[str, bytes]], where: str, tmp_path: Path
 ) -> None:
@@ -251,7 +259,7 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(
     scratch.mkdir()
     kills = 0
     with cache_of(0, case):
-        for number in (0, 1, 5, 20):
+        for number in (1, 6):
             out = tmp_path / f"{where}-{number}"
             spare = case.part_bytes
             kills += kill_in_pack(case, out, where, number, spare=spare, scratch=scratch)
@@ -259,7 +267,7 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(
             kills += kill_in_pack(case, out, where, number + 3, spare=2 * spare, workers=2, scratch=scratch)
             case.pack(out, spare, scratch=scratch)
             assert tree_of(out) == trees["lists"]
-    assert kills > 2
+    assert kills > 1
     assert not list(scratch.iterdir())
 
 
