@@ -125,6 +125,8 @@ class Run:
             mode = os.O_RDWR if is_written else os.O_RDONLY
             descriptor = os.open(self.path, mode | os.O_CLOEXEC)
             try:
+                # Pieces of other files are not read ahead: they would be dropped before they are used.
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
                 yield RunReader(self, descriptor)
             finally:
                 os.close(descriptor)
