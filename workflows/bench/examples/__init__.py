@@ -1,1 +1,1 @@
-"""What the models of docs/examples reach."""
+"""What the models of docs/examples reach, and runs of two engines beside each other."""
