@@ -2,8 +2,9 @@
 
 ``hotset.preprocess`` turns raw logs into shards, ``hotset.statistics`` shows how their lookups are
 distributed, ``hotset.Shards`` gives batches and counts, ``hotset.ShardDataset`` feeds training loops of your
-own, where ``hotset.nn.Embeddings`` holds the rows, ``hotset.fit`` trains, ``hotset.evaluate``,
-``hotset.predict`` and ``hotset.export`` use the run, and ``hotset.load_model`` gives its dense layers back.
+own, where ``hotset.nn.Embeddings`` holds the rows, or ``hotset.torchrec`` on several devices, ``hotset.fit``
+trains, ``hotset.evaluate``, ``hotset.predict`` and ``hotset.export`` use the run, and ``hotset.load_model``
+gives its dense layers back.
 
 Importing this module imports nothing else: each name is looked up when it is first used, because torch takes
 more than a second.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import nn
     from .pipeline.errors import HotsetError
+    from .train import torchrec
     from .train.config import TrainConfig
     from .train.data.dataset import ShardDataset
     from .train.data.shards_of_python import Shards
@@ -43,6 +45,7 @@ __all__ = [
     "predict",
     "preprocess",
     "statistics",
+    "torchrec",
 ]
 
 _MODULES = {
@@ -63,6 +66,8 @@ _MODULES = {
     "statistics": "workflows.library",
 }
 """Where each public name is defined that is no module itself."""
+_PACKAGES = {"torchrec": "train.torchrec"}
+"""Where public modules are that are not in the root: there, this one would shadow TorchRec in a checkout."""
 _RENAMED = {"apply_changes": "apply"}
 """New names by old ones, which work for one more release."""
 
@@ -77,7 +82,7 @@ def __getattr__(name: str) -> Any:
         return globals().get(new) or __getattr__(new)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = importlib.import_module(f".{_MODULES.get(name, name)}", __name__)
+    found = importlib.import_module(f".{(_MODULES | _PACKAGES).get(name, name)}", __name__)
     if name in _MODULES:
         found = getattr(found, name)
     globals()[name] = found

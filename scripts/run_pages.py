@@ -40,6 +40,7 @@ SKIPPED = {
     r"^md5sum|^hotset preprocess train\.csv valid\.csv": "needs the published files",
     r"day_0 … day_9": "an ellipsis stands for the other days",
     r"gpu|--device cuda": "needs a GPU",
+    r"hotset\.torchrec|--engine torchrec": "needs TorchRec",
     r"ray\.train": "needs Ray Train",
     r"FeatureMap|EmbeddingShardingPlanner|duckdb|taobao_train_t20": "needs another program or its files",
     r"^hotset train DIR --model (kaggle|mlperf)": "needs a log of that shape",

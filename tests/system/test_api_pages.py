@@ -11,7 +11,10 @@ import pytest
 
 import hotset
 
-PUBLIC = sorted({*hotset.__all__} - {"nn"} | {f"nn.{name}" for name in hotset.nn.__all__})
+PARTS = {"nn", "torchrec"}
+PUBLIC = sorted(
+    {*hotset.__all__} - PARTS | {f"{part}.{name}" for part in PARTS for name in getattr(hotset, part).__all__}
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import hotset
+from hotset.tests.support.real_torchrec import torchrec_or_skip
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +39,24 @@ def test_settings_and_errors_come_without_torch() -> None:
 def test_every_public_name_is_there() -> None:
     assert set(hotset.__all__) <= set(dir(hotset))
     for name in hotset.__all__:
-        assert getattr(hotset, name).__name__.removeprefix("hotset.") == name
+        assert getattr(hotset, name).__name__.split(".")[-1] == name
+
+
+def test_nothing_in_a_checkout_shadows_torchrec() -> None:
+    assert not list(ROOT.glob("torchrec*"))
+    assert hotset.torchrec.__name__ == "hotset.train.torchrec"
+
+
+@pytest.mark.slow
+def test_the_real_torchrec_is_imported_in_a_checkout() -> None:
+    torchrec_or_skip()
+    # As a program finds modules that is started there, with the checkout before all else.
+    code = "import torchrec, hotset; print(torchrec.__file__, hotset.torchrec.HotColdEmbeddings.__name__)"
+    command = (sys.executable, "-W", "ignore", "-c", code)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    path, name = found.stdout.split()
+    assert ROOT not in Path(path).resolve().parents or ".venv" in path
+    assert name == "HotColdEmbeddings"
 
 
 def test_the_old_name_of_a_function_warns(monkeypatch: pytest.MonkeyPatch) -> None:

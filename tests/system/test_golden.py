@@ -28,7 +28,7 @@ from hotset.tests.support.golden import (
 )
 
 PUBLIC_NAMES = """FittedRun HotsetError ModelInputs ShardDataset Shards TableInput TrainConfig apply
-evaluate export fit load_model nn predict preprocess statistics"""
+evaluate export fit load_model nn predict preprocess statistics torchrec"""
 
 
 EVERY_PLACEMENT_AND_OPTIMIZER = pytest.mark.parametrize(

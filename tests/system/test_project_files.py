@@ -117,6 +117,7 @@ def test_blocks_of_pages_are_run_or_skipped_for_a_reason() -> None:
     # Benchmarks and the GPU's page need more than a fresh environment.
     assert {page for page in found if found[page] and not run[page]} <= {
         "docs/benchmarks.md",
+        "docs/from-torchrec.md",
         "docs/gpu.md",
         "docs/support.md",
     }

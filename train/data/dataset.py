@@ -468,7 +468,8 @@ def _keyed_jagged(features: _Features) -> Any:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
     except ImportError as error:
         raise ConfigError(
-            "keyed_jagged needs torchrec, which is not installed", hint="pip install torchrec"
+            "keyed_jagged needs torchrec, which is not installed",
+            hint="scripts/install-torchrec installs it",
         ) from error
     lengths = [
         torch.ones(len(ids), dtype=torch.int32, device="cpu")

@@ -70,7 +70,7 @@ class RankRows(Embeddings):
     """The rows of a run on TorchRec, seen from one rank.
 
     Args:
-        model: the sharded model, of which ``embeddings`` is a part.
+        model: the sharded model, one part of which is `HotColdEmbeddings`.
         hot: optimizer of the replicated rows.
         optimizer: that of all rows.
     """
@@ -94,8 +94,7 @@ class RankRows(Embeddings):
 
     @property
     def _module(self) -> HotColdEmbeddings:
-        found: HotColdEmbeddings = self._model.module.embeddings
-        return found
+        return _tables_in(self._model)[1]
 
     def state_width(self, table: int) -> int:
         """Return the floats of state of a row of a table."""
@@ -107,6 +106,7 @@ class RankRows(Embeddings):
         # Asked anew each time: rows in a cache are written back where TorchRec is asked for its state.
         state = self._model.state_dict()
         of_optimizer = self._model.fused_optimizer.state_dict()["state"]
+        name, module = _tables_in(self._model)
         found: list[list[HeldPart]] = [[] for _ in self._rows.tables]
         for group in self._rows.groups:
             dim = str(group.embedding_dim)
@@ -114,11 +114,11 @@ class RankRows(Embeddings):
                 num_hot = self._rows.num_replicated[table]
                 if num_hot:
                     own = slice(first, first + num_hot)
-                    weights_ND = self._module.hot[dim].data[own]
+                    weights_ND = module.hot[dim].data[own]
                     state_NW = self._hot.states[dim][own]
                     found[table].append(HeldPart(0, 0, num_hot, 0, group.embedding_dim, weights_ND, state_NW))
                 if num_hot < self._rows.tables[table].num_rows:
-                    key = f"embeddings.cold.{dim}.embeddings.{table_name(table)}.weight"
+                    key = f"{name}.cold.{dim}.embeddings.{table_name(table)}.weight"
                     found[table] += self._cold_parts(table, state[key], of_optimizer.get(key, {}))
         return found
 
@@ -261,6 +261,14 @@ class RankRows(Embeddings):
                 given = RowsPart(np.full(ids_N.size, number, np.int32), ids_N, rows_ND, state_NW)
                 for part in parts:
                     _set_rows(part, given, table.embedding_dim)
+
+
+def _tables_in(model: Any) -> tuple[str, HotColdEmbeddings]:
+    """Return the name and the embeddings of a model that has them once."""
+    (found,) = (
+        (name, each) for name, each in model.module.named_modules() if isinstance(each, HotColdEmbeddings)
+    )
+    return found
 
 
 def initial_rows(seed: int, number: int, table: EmbeddingTable, first: int, stop: int) -> torch.Tensor:

@@ -21,6 +21,7 @@ import pyarrow.parquet
 import pytest
 from ray.exceptions import WorkerCrashedError
 
+import hotset
 from hotset.pipeline import verify as rebuild
 from hotset.pipeline.errors import ByteSize, system_fault
 from hotset.pipeline.export import flat_table
@@ -569,9 +570,11 @@ def test_a_feature_called_like_the_offsets_of_another_is_renamed(shell: Shell) -
 
 
 @follows("train/data/dataset.py::_keyed_jagged")
-def test_torchrec_is_installed_by_its_name(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrec_is_installed_by_the_script(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchrec", None)
-    assert hint_of(lambda: next(iter(ShardDataset("data", keyed_jagged=True)))) == "pip install torchrec"
+    hint = hint_of(lambda: next(iter(ShardDataset("data", keyed_jagged=True))))
+    assert hint == "scripts/install-torchrec installs it"
+    assert (Path(hotset.__file__).parent / hint.split()[0]).exists()
 
 
 @follows("pipeline/stages/ingest.py::_changed")

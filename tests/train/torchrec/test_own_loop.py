@@ -1,0 +1,90 @@
+"""The program of docs/from-torchrec.md trains on any number of ranks, and what it is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hotset
+from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.tests.support.real_torchrec import torchrec_or_skip
+
+ROOT = Path(hotset.__file__).resolve().parent
+
+
+def program() -> str:
+    """The only program of the page."""
+    (found,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/from-torchrec.md").read_text(), re.DOTALL)
+    return str(found)
+
+
+def run_on(num_ranks: int, folder: Path, text: str) -> tuple[str, dict[str, torch.Tensor]]:
+    """Run the program in a folder; return what it prints and the tables at its end."""
+    (folder / "path").mkdir(exist_ok=True)
+    if not (folder / "path/hotset").exists():
+        (folder / "path/hotset").symlink_to(ROOT)
+    paths = [str(folder / "path"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    # TorchRec's threads may abort the interpreter's own end.
+    end = 'data.rank or torch.save(tables, "tables.pt")\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n'
+    (folder / "program.py").write_text(text.replace("dist.destroy_process_group()", end))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    done = subprocess.run(
+        [sys.executable, *launch, "program.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, torch.load(folder / "tables.pt")
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_trains_on_one_rank_as_on_two(tmp_path: Path) -> None:
+    torchrec_or_skip()
+    assert len(program().splitlines()) <= 40
+    generate(GenerateConfig(samples=2000, seed=1, scale=300), tmp_path / "log.tsv", workers=1)
+    data = hotset.preprocess(tmp_path / "log.tsv", tmp_path / "DIR", batch_size=128, workers=1)
+    shards = hotset.Shards(data)
+    hot = shards.tables["num_hot"].to_list()
+    # Whatever is replicated, and on however many ranks: sums are only in other orders. A large eps leaves
+    # steps small whose gradients are next to 0.
+    other = (
+        program().replace("eps=1e-8", "eps=1e-4").replace("lr=0.02)\nothers", "lr=0.02, eps=1e-4)\nothers")
+    )
+    assert other.count("eps=1e-4") == 2
+    replicated = other.replace('RankData("DIR")', f'RankData("DIR", num_replicated={hot})')
+    found = [run_on(1, tmp_path, replicated), run_on(2, tmp_path, other)]
+    losses = [float(text.split("log loss ")[1].split(",")[0]) for text, _ in found]
+    assert abs(losses[0] - losses[1]) < 1e-3 and losses[0] < 0.7
+    tables = found[0][1]
+    assert tables.keys() == set(shards.tables["table"])
+    for name, rows in found[1][1].items():
+        torch.testing.assert_close(rows, tables[name], rtol=0, atol=1e-4)
+    # Rows that are looked up are trained, replicated ones and others.
+    counts = shards.counts("C3")
+    moved = (tables["C3"] != initial_rows(data, "C3")).any(dim=1).numpy()
+    np.testing.assert_array_equal(moved, counts > 0)
+
+
+def initial_rows(data: Path, name: str) -> torch.Tensor:
+    """The values that rows have before the first step."""
+    rows = hotset.nn.Embeddings(data, placement="all-fast", seed=0).state_dict()
+    return torch.as_tensor(rows[f"{name}.weight"])
+
+
+@pytest.mark.slow
+def test_a_process_group_is_needed(tmp_path: Path) -> None:
+    torchrec_or_skip()
+    with pytest.raises(ConfigError, match="needs a process group: call torch"):
+        hotset.torchrec.RankData(tmp_path)
