@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,15 +91,20 @@ class Objective:
     def targets(self, batch: Batch) -> Targets:
         """Return the labels and weights of a batch, on the host."""
         found = [
-            batch.label_B.cpu() if name == LABEL else torch.as_tensor(batch.of_samples[name]).cpu()
+            batch.label_B.cpu() if name == LABEL else _on_host(batch.of_samples[name])
             for name in self.columns
         ]
         label_BL = torch.stack(found, dim=1)
         is_there_BL = ~label_BL.isnan()
         weight_BL = is_there_BL * torch.tensor(self.loss_weights, dtype=torch.float32, device="cpu")
         if WEIGHT in batch.of_samples:
-            weight_BL *= torch.as_tensor(batch.of_samples[WEIGHT]).cpu().unsqueeze(1)
+            weight_BL *= _on_host(batch.of_samples[WEIGHT]).unsqueeze(1)
         label_BL = label_BL.where(is_there_BL, 0.0)
         if len(self.columns) == 1:
             return Targets(label_BL.squeeze(1), weight_BL.squeeze(1), self.own_loss)
         return Targets(label_BL, weight_BL, self.own_loss)
+
+
+def _on_host(values: Any) -> torch.Tensor:
+    """Return labels or weights, an array or a tensor of any device, as float32 of the host."""
+    return torch.as_tensor(values, dtype=torch.float32, device="cpu")
