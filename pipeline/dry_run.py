@@ -3,15 +3,18 @@
 The state of each stage follows from manifests. Bytes follow from the formats and from a sample of the log: a
 few MiB show how much text and how many samples it holds, and the number of distinct categories is
 extrapolated. On generated logs of 0.06 to 3 M samples folders were within 1% of the estimate, counts and
-vocabulary within 12%. Seconds and memory are rough: the costs below, measured on one core with a generated
-log of 500,000 samples.
+vocabulary within 12%. Tasks, passes and bytes read follow from these, see `stage_work`; also for a cluster of
+other machines than this one, so that the plan of a terabyte needs none. Seconds and memory are rough: the
+costs below, measured on one core with a generated log of 500,000 samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..stats.counting import distinct_at
-from ..stats.id_tables import id_table_bytes
 from ..stats.ranking import peeling
 from .errors import MIB, ByteSize, ConfigError, HotsetError, InputError
 from .folders.disk import bytes_in, free_bytes, num_recorded, write_errors_explained
@@ -35,6 +37,7 @@ from .folders.resume import (
 )
 from .folders.totals import ColumnsTotals
 from .formats.arrow_files import values_of
+from .formats.ids import PartSize
 from .preprocess import (
     FOLDERS,
     PreprocessConfig,
@@ -47,14 +50,22 @@ from .preprocess import (
 )
 from .raw.csv_parts import CsvParts
 from .raw.log_files import inspect_logs
-from .raw.part import Part
+from .raw.part import Part, RawParts
 from .raw.raw_file import RawFile
+from .runtime.limits import Node
 from .runtime.memory import FIXED_BYTES, default_memory_bytes
-from .runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers
-from .schema.schema import LABEL, SAMPLE_TIME, numbers_of
+from .runtime.tasks import (
+    DEFAULT_RESOURCES,
+    Resources,
+    imagined_cluster,
+    num_workers,
+    threads_here,
+)
+from .schema.schema import LABEL, SAMPLE_TIME, Schema, numbers_of
 from .schema.schema_file import schema_of
+from .stage_work import LogSizes, StageWork, TableSize, work_of_stages
 from .stages.count import evaluation_bounds, grown_counts, spans_of
-from .stages.ingest import IngestConfig, continued_log, hint_for, open_log
+from .stages.ingest import IngestConfig, continued_log, hint_for, open_log, part_bytes
 from .stages.pack import samples_per_file
 from .stages.shuffle import RowLayout
 from .stages.split import SplitConfig, with_bytes_of
@@ -84,6 +95,8 @@ class StagePlan:
     new_bytes: float = 0.0
     """Bytes that the stage would write."""
     seconds: float = 0.0
+    work: StageWork | None = None
+    """What is left of the stage's work; None where it has none."""
 
     @property
     def has_work(self) -> bool:
@@ -216,6 +229,12 @@ class LogSample:
     list_lookups: float
     """Lookups of multi-hot features per sample."""
     features: dict[str, SampledFeature]
+    raw_bytes: float = 0.0
+    """Bytes that `ingest` reads of all files: Parquet is hashed first."""
+    is_in_order: bool = False
+    """Whether a file is read from its start, and so by one worker of a cluster."""
+    worker_bytes: float = 0.0
+    """Memory of a worker that parses a block."""
 
     def num_categories(self, name: str, num_samples: float) -> float:
         """Return the number of categories of one feature among ``num_samples`` samples."""
@@ -244,7 +263,8 @@ def sample_log(raw: Sequence[Path], config: IngestConfig) -> LogSample:
     tables = schema.features_of_tables
     categories: dict[str, list[NDArray[Any]]] = {table: [] for table in tables}
     for number in numbers:
-        for part in _parse_blocks(files[number], number, config, _MOST_BLOCKS // len(numbers)):
+        parts = open_log(files[number], number, replace(config, block_bytes=_BLOCK_BYTES))
+        for part in _parse_blocks(files[number], parts, config, _MOST_BLOCKS // len(numbers)):
             num_samples += part.num_samples
             num_bytes += part.num_raw_bytes
             stored_bytes += sum(array.nbytes for array in part.columns.values())
@@ -253,6 +273,7 @@ def sample_log(raw: Sequence[Path], config: IngestConfig) -> LogSample:
                 found += [_categories_of(part.columns[name]) for name in tables[table]]
     if num_samples == 0:
         raise InputError(f"{files[0].path}: the log is empty: it has no samples")
+    held = (part_bytes(files[n], schema, config.block_bytes, has_label=config.label) for n in numbers)
     return LogSample(
         text,
         [size * num_samples / num_bytes for size in text],
@@ -260,15 +281,17 @@ def sample_log(raw: Sequence[Path], config: IngestConfig) -> LogSample:
         stored_bytes / num_samples,
         list_lookups / num_samples,
         {name: SampledFeature.of(np.concatenate(found)) for name, found in categories.items()},
+        sum(file.num_bytes for file in files) * (2 if parts.is_hashed_whole else 1),
+        parts.is_in_order,
+        max(held),
     )
 
 
-def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -> Iterator[Part]:
+def _parse_blocks(file: RawFile, parts: RawParts, config: IngestConfig, most: int) -> Iterator[Part]:
     """Read at most ``most`` blocks: evenly from a plain file, the first ones of a compressed file.
 
     A part is valid until the next one is read.
     """
-    parts = open_log(file, number, replace(config, block_bytes=_BLOCK_BYTES))
     # Blocks in the middle can be read only where bytes are lines: not of compressed files, nor of Parquet.
     is_plain = file.compression is None and not parts.is_hashed_whole
     num_blocks = -(-file.num_bytes // _BLOCK_BYTES) if is_plain else most
@@ -327,12 +350,12 @@ class Estimate:
     """By stage."""
     core_seconds: dict[str, float]
     """By stage, on one core."""
-    memory_bytes: dict[str, float]
-    """Memory that each stage would hold without a cap, in addition to that of every process (bytes)."""
+    sizes: LogSizes
+    """What the work of the stages follows from."""
 
 
-def estimate_stages(sample: LogSample, config: PreprocessConfig, *, workers: int) -> Estimate:
-    """Estimate bytes, seconds and memory of every stage; ``config``: resolved settings."""
+def estimate_stages(sample: LogSample, config: PreprocessConfig) -> Estimate:
+    """Estimate bytes, seconds and sizes of every stage from scratch; ``config``: resolved settings."""
     schema = schema_of(config.ingest.schema)
     samples = sum(sample.samples)
     of_samples = [each.name for each in schema.sample_columns(has_label=config.ingest.label)]
@@ -376,16 +399,44 @@ def estimate_stages(sample: LogSample, config: PreprocessConfig, *, workers: int
         "split": _LOOKUP_SECONDS["split"] * samples * num_ids,
         "pack": _WORD_SECONDS * samples * (words - len(schema.sparse) + num_ids),
     }
-    # Beside what grows with the log each worker holds a block and what is made of it.
     per_row, per_sample = _ORDER_BYTES[rank.rank_by]
-    growing = {
-        "count": sum(64 * max(4096.0, found[0]) for found in counts.values()),
-        "rank": per_row * num_rows + per_sample * num_train,
-        "encode": sum(id_table_bytes(int(rows[name]), width[name] - 8) for name in tables),
-        "pack": samples * (4 * words + 8),
-    }
-    memory = {stage: workers * 3 * config.ingest.block_bytes + growing.get(stage, 0.0) for stage in folders}
-    return Estimate(samples, num_train, num_rows, folders, seconds, memory)
+    sizes = LogSizes(
+        raw_bytes=sample.raw_bytes or sum(sample.text_bytes),
+        raw_parts=ceil(num_parts),
+        raw_files=len(sample.samples) if sample.is_in_order else 0,
+        raw_worker_bytes=sample.worker_bytes or 3.0 * config.ingest.block_bytes,
+        folder_bytes=folders,
+        num_samples=samples,
+        counted_samples=sum(lengths),
+        num_parts=ceil(num_parts),
+        part=_largest_part(sample, config.ingest),
+        tables=_table_sizes(sample, schema, rows),
+        num_one_hot=len(schema.one_hot),
+        list_lookups=sample.list_lookups,
+        words=words,
+        num_files=ceil(num_files),
+        order_bytes=per_row * num_rows + per_sample * num_train,
+    )
+    return Estimate(samples, num_train, num_rows, folders, seconds, sizes)
+
+
+def _largest_part(sample: LogSample, config: IngestConfig) -> PartSize:
+    """Return the size of a full block, or of the largest file."""
+    most = config.block_bytes * sum(sample.samples) / sum(sample.text_bytes)
+    samples = min(most, max(sample.samples))
+    return PartSize(ceil(samples), ceil(samples * sample.list_lookups))
+
+
+def _table_sizes(sample: LogSample, schema: Schema, rows: Mapping[str, float]) -> list[TableSize]:
+    return [
+        TableSize(
+            len(features),
+            sample.features[name].category_bytes,
+            int(rows[name]),
+            partial(sample.num_categories, name),
+        )
+        for name, features in schema.features_of_tables.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +450,10 @@ class RunEstimate:
     """Bytes that the run adds to what is on disk."""
     disk_free: int
     memory_cap: int
+    """Of one machine, like the peak."""
     memory_peak: float
+    machines: Sequence[Node]
+    """Those of an imagined cluster; none for a run on this machine."""
     refusal: HotsetError | None
     """The error that the run would end with."""
 
@@ -414,6 +468,7 @@ class RunEstimate:
                 "hint": plan.hint,
                 "bytes": round(plan.new_bytes),
                 "seconds": plan.seconds,
+                "work": None if plan.work is None else plan.work.to_json(),
             }
             for plan in self.stages
         ]
@@ -426,6 +481,7 @@ class RunEstimate:
             "seconds": sum(plan.seconds for plan in self.stages),
             "disk": {"needed_bytes": round(self.disk_needed), "free_bytes": self.disk_free},
             "memory": {"cap_bytes": self.memory_cap, "peak_bytes": round(self.memory_peak)},
+            "machines": [{"cores": node.cores, "memory_bytes": node.memory_bytes} for node in self.machines],
             "refused": None if refusal is None else {"error": str(refusal), "hint": refusal.hint},
         }
 
@@ -439,8 +495,11 @@ def estimate_run(
     redo: str | None = None,
     extend: bool = False,
     like: Path | None = None,
+    machines: Sequence[Node] = (),
 ) -> RunEstimate:
     """Return what `preprocess` with these arguments would do, from ``out`` and a sample of the logs.
+
+    ``machines``: those of the cluster that would run it; none for this machine.
 
     Raises:
         HotsetError: a log cannot be read, or a line of the sample is not as the schema says.
@@ -454,34 +513,39 @@ def estimate_run(
     if states[0].state == FINISHED:
         logs = ColumnsTotals.of(Manifest.read(out / "columns")).raw
         sample = replace(sample, samples=[float(log.num_samples) for log in logs])
-    num = num_workers(resources.workers)
-    estimate = estimate_stages(sample, config, workers=num)
+    with imagined_cluster(machines):
+        estimate = estimate_stages(sample, config)
+        finished = {state.stage: Manifest.read(state.folder) for state in states if state.state == FINISHED}
+        sizes = estimate.sizes.with_finished(finished)
+        work, refusals = work_of_stages(sizes, config.pack, resources)
+        workers = {state.stage: num_workers(resources.workers) for state in states}
+        # What shares memory runs on one machine.
+        workers["pack"] = threads_here(resources.workers)
+        caps = [resources.memory_bytes or node.memory_bytes // 4 for node in machines]
     # An adopted vocabulary is a copy, so its bytes are known.
     if like is not None:
         vocabulary = sum(entry.num_bytes for entry in Manifest.read(like / "vocabulary").files)
         estimate.folder_bytes["rank"] = vocabulary
         estimate.core_seconds["rank"] = 0.0
-    plans = [_with_work(state, estimate, num) for state in states]
+    plans = [_with_work(state, estimate, work.get(state.stage), workers[state.stage]) for state in states]
     # Folders that are rebuilt are removed first, so their bytes are free again.
     freed = sum(bytes_in(state.folder) for state in states if state.state == AGAIN)
-    cap = resources.memory_bytes or default_memory_bytes()
-    # Stages spill to disk beyond the cap, or work with fewer workers.
-    held = [
-        min(estimate.memory_bytes[plan.stage], max(cap - FIXED_BYTES, 0)) for plan in plans if plan.has_work
-    ]
     return RunEstimate(
         plans,
         estimate,
         sum(sample.text_bytes),
         max(0.0, sum(plan.new_bytes for plan in plans) - freed),
         free_bytes(out),
-        cap,
-        FIXED_BYTES + max(held, default=0),
-        _refusal(states, raw, config, out, resources, extend=extend, like=like),
+        min(caps, default=resources.memory_bytes or default_memory_bytes()),
+        max((plan.work.memory_bytes for plan in plans if plan.work is not None), default=FIXED_BYTES),
+        machines,
+        _refusal(states, raw, config, out, resources, extend=extend, like=like)
+        if not machines
+        else _refusal_of(states) or next(iter(refusals), None),
     )
 
 
-def _with_work(plan: StagePlan, estimate: Estimate, workers: int) -> StagePlan:
+def _with_work(plan: StagePlan, estimate: Estimate, work: StageWork | None, workers: int) -> StagePlan:
     """Return the plan with the bytes and seconds of the work that the stage has left."""
     if not plan.has_work:
         return plan
@@ -489,8 +553,11 @@ def _with_work(plan: StagePlan, estimate: Estimate, workers: int) -> StagePlan:
     # Finished files show how much of the work remains; continued counts are written as a whole.
     is_kept = plan.state == RESUMES or (plan.state == EXTENDED and plan.stage == "ingest")
     share = max(0.0, 1 - bytes_in(plan.folder) / max(1.0, num_bytes)) if is_kept else 1.0
-    seconds = share * estimate.core_seconds[plan.stage] / workers
-    return replace(plan, new_bytes=share * num_bytes, seconds=seconds)
+    work = None if work is None else work.left(share)
+    # A stage of few tasks leaves workers idle.
+    at_work = min(workers, work.tasks) if work is not None else workers
+    seconds = share * estimate.core_seconds[plan.stage] / max(1, at_work)
+    return replace(plan, new_bytes=share * num_bytes, seconds=seconds, work=work)
 
 
 def _refusal(
@@ -508,5 +575,9 @@ def _refusal(
         check_resources(raw, config, out, resources, extend=extend, like=like)
     except HotsetError as error:
         return error
+    return _refusal_of(states)
+
+
+def _refusal_of(states: Sequence[StagePlan]) -> HotsetError | None:
     refused = next((state for state in states if state.state == REFUSED), None)
     return None if refused is None else HotsetError(refused.why, hint=refused.hint)

@@ -27,6 +27,7 @@ from .tasks import (
     cores_of_worker,
     crew_size,
     drop_thread_buffers,
+    imagined_node,
     nodes,
     num_processes,
     num_workers,
@@ -46,10 +47,15 @@ _NO_LIMIT = 1 << 62
 """Limits from here on are none; version 1 of control groups has the largest multiple of a page."""
 
 
+def machine_bytes() -> int:
+    """Return the memory of this machine, or of its container where that has less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *(limit for limit, _ in _limits_of_groups())])
+
+
 def default_memory_bytes() -> int:
     """Return a quarter of this machine's memory, or of its container's where that has less."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *(limit for limit, _ in _limits_of_groups())]) // _SHARE
+    return machine_bytes() // _SHARE
 
 
 def anonymous_bytes() -> int:
@@ -127,7 +133,9 @@ def rooms_of_machines(resources: Resources, *, here: bool = False) -> list[int]:
     spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES)
     cap = resources.memory_bytes
     if here or not nodes():
-        return [(cap or default_memory_bytes()) - spent]
+        imagined = imagined_node()
+        own = imagined.memory_bytes // _SHARE if imagined else default_memory_bytes()
+        return [(cap or own) - spent]
     # Each worker process spends the fixed part of an interpreter before it holds anything for the stage.
     workers = num_workers(resources.workers)
     cores = cores_of_worker(nodes(), workers)

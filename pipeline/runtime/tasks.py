@@ -75,6 +75,35 @@ def use_engine(name: EngineName) -> Iterator[None]:
             engine.close()
 
 
+class _Imagined:
+    """Equal machines that run nothing."""
+
+    def __init__(self, machines: Sequence[Node]) -> None:
+        self.machines = list(machines)
+
+    def nodes(self) -> list[Node]:
+        return self.machines
+
+    def num_workers(self) -> int:
+        return sum(node.cores for node in self.machines)
+
+
+@contextmanager
+def imagined_cluster(machines: Sequence[Node]) -> Iterator[None]:
+    """Count workers and memory in the block as on a cluster of equal machines; here if there are none."""
+    token = _engine.set(_Imagined(machines) if machines else _engine.get())  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        _engine.reset(token)
+
+
+def imagined_node() -> Node | None:
+    """Return the machine that starts the run in `imagined_cluster`, None elsewhere."""
+    engine: object = _engine.get()
+    return engine.machines[0] if isinstance(engine, _Imagined) else None
+
+
 def _start_ray() -> RayEngine:
     try:
         from .ray_engine import RayEngine
@@ -115,7 +144,8 @@ def crew_size(workers: int) -> int:
 def threads_here(workers: int) -> int:
     """Return how many threads run tasks that share memory: of this machine, whatever the engine."""
     count = num_workers(workers)
-    return count if _engine.get() is None else min(count, usable_cores())
+    imagined = imagined_node()
+    return count if _engine.get() is None else min(count, imagined.cores if imagined else usable_cores())
 
 
 def num_processes(workers: int) -> int:

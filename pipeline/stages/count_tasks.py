@@ -53,6 +53,8 @@ _MAP_BYTES = 1 << 30
 """Columns that a map reads, and the longest log that has one map for each group of tables."""
 _MAPS_PER_WORKER = 2
 """Maps per worker at least: more even out the load."""
+RUN_ROW_BYTES = 16
+"""Bytes of a row in a file of runs."""
 _MERGED_BYTES = 32
 """Memory of a merged row at most: its category and count, and the pages of the buffers."""
 _LEAST_MERGED = 1 << 20
@@ -141,7 +143,8 @@ def map_tasks(log: CountedLog, names: Sequence[str], workers: int) -> list[MapTa
     sizes = [[*_sizes_of_parts(log.columns, first, span.stop)] for span, first, _ in new]
     num_bytes = sum(size for parts in sizes for _, size in parts)
     num_tasks = _MAPS_PER_WORKER * num_workers(workers)
-    if num_bytes <= _MAP_BYTES:
+    of_map = map_bytes(num_bytes, workers)
+    if of_map is None:
         groups = [group for first in range(num_tasks) if (group := names[first::num_tasks])]
         cells = [
             (span, first, [name for name in group if name in todo])
@@ -151,10 +154,17 @@ def map_tasks(log: CountedLog, names: Sequence[str], workers: int) -> list[MapTa
         return [MapTask(span, first, span.stop, tuple(group), True) for span, first, group in cells if group]
     tasks = []
     for (span, first, todo), parts in zip(new, sizes, strict=True):
-        stops = [*_stops_of_maps(parts, min(_MAP_BYTES, num_bytes / num_tasks))]
+        stops = [*_stops_of_maps(parts, of_map)]
         bounds = pairwise([first, *stops])
         tasks += [MapTask(span, *own, todo, len(stops) == 1) for own in bounds]
     return tasks
+
+
+def map_bytes(num_bytes: float, workers: int) -> float | None:
+    """Return the bytes of columns that a map reads; None where each map reads them all, for some tables."""
+    if num_bytes <= _MAP_BYTES:
+        return None
+    return min(_MAP_BYTES, num_bytes / (_MAPS_PER_WORKER * num_workers(workers)))
 
 
 def _sizes_of_parts(columns: Manifest, first: int, stop: int) -> Iterator[tuple[int, float]]:
@@ -379,10 +389,8 @@ def merge_tables(tables: Sequence[MergedTable], output: Output, room: int, worke
     """Add up tables and write them; ``room``: memory of a worker (bytes)."""
     # Enough ranges for all workers, and none larger than the memory of one.
     total = sum(source.num_rows for table in tables for source in table.sources)
-    most_rows = min(
-        room // _MERGED_BYTES, max(_LEAST_MERGED, total // (_MAPS_PER_WORKER * num_workers(workers)))
-    )
-    bounds = [_bounds_of(table, max(1, most_rows)) for table in tables]
+    most_rows = most_merged(total, room, workers)
+    bounds = [_bounds_of(table, most_rows) for table in tables]
     tasks = [
         (table, low, high, number if len(own) > 2 else None, output)
         for table, own in zip(tables, bounds, strict=True)
@@ -395,6 +403,12 @@ def merge_tables(tables: Sequence[MergedTable], output: Output, room: int, worke
     joins = ((table, rows[table.name], room, output) for table in tables if len(rows[table.name]) > 1)
     for _ in run_tasks(_join_ranges, joins, workers=workers):
         pass
+
+
+def most_merged(num_rows: float, room: int, workers: int) -> int:
+    """Return the rows of a table that a task merges at most, of ``num_rows`` of all tables together."""
+    shared = num_rows // (_MAPS_PER_WORKER * num_workers(workers))
+    return max(1, min(room // _MERGED_BYTES, max(_LEAST_MERGED, int(shared))))
 
 
 def _bounds_of(table: MergedTable, most_rows: int) -> list[int | None]:

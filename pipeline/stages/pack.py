@@ -34,7 +34,14 @@ from ..formats.arrow_files import as_fixed_lists, as_lists
 from ..formats.batch_checksums import note_checksums, shard_schema, write_checksums, write_shard
 from ..formats.sample_columns import column_of
 from ..runtime.memory import check_cap, groups_within, page_cache_bytes, room_for
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, release_pages, run_tasks, thread_buffer
+from ..runtime.tasks import (
+    DEFAULT_RESOURCES,
+    Resources,
+    release_pages,
+    run_tasks,
+    thread_buffer,
+    threads_here,
+)
 from .shuffle import (
     LABEL,
     PASSES,
@@ -280,7 +287,7 @@ def _enough_bytes(bytes_of_all: int, workers: int) -> int:
 
     On 4 M Criteo samples one pass took 0.82 us of CPU a sample, two took 0.55, three 0.50 and four 0.52.
     """
-    return max(_FILES_PER_WORKER * num_workers(workers) * _FILE_BYTES, bytes_of_all // PASSES)
+    return max(_FILES_PER_WORKER * threads_here(workers) * _FILE_BYTES, bytes_of_all // PASSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +321,7 @@ def _worker_bytes(config: PackConfig, width: int, samples_of_part: int, workers:
     """Return the bytes of workers in addition to the buffers: a part, or an order and a batch."""
     scattering = samples_of_part * (4 * width + 17 + 8)
     writing = samples_per_file(config, width) * 24 + 3 * config.batch_size * 4 * width
-    return num_workers(workers) * max(scattering, writing)
+    return threads_here(workers) * max(scattering, writing)
 
 
 def _name(file: ShuffledFile) -> str:

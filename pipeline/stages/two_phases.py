@@ -24,7 +24,7 @@ from ..errors import ConfigError, format_byte_size
 from ..folders.output import Output
 from ..folders.pieces import PieceArrays, PieceFolders, Run, lack_of_room
 from ..runtime.memory import check_cap, groups_within
-from ..runtime.tasks import Resources, num_workers, run_tasks
+from ..runtime.tasks import Resources, run_tasks, threads_here
 from .shuffle import (
     Buffers,
     Group,
@@ -142,7 +142,7 @@ class TwoPhases:
         ranges = self.shuffled.key_ranges(self.shuffled.files)
         scatter_parts(parts, ranges, self.shuffled, self.inputs, buffers, workers)
         arrays = PieceArrays(buffers.keys, buffers.rows, buffers.bags)
-        cuts = np.linspace(0, rows.size, _WRITES_PER_WORKER * num_workers(workers) + 1).astype(int).tolist()
+        cuts = np.linspace(0, rows.size, _WRITES_PER_WORKER * threads_here(workers) + 1).astype(int).tolist()
         with self.pieces.writing(numbers, arrays, rows, lookups) as writer:
             tasks = (cut for cut in itertools.pairwise(cuts) if cut[0] < cut[1])
             for _ in run_tasks(writer.write, tasks, workers=workers, shares_memory=True):

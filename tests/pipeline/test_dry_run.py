@@ -45,8 +45,11 @@ from hotset.pipeline.folders.output import Output, input_of
 from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, Stage, StageReport, preprocess, remove_from
 from hotset.pipeline.raw.part import RawParts
 from hotset.pipeline.raw.raw_file import RawFile
+from hotset.pipeline.runtime.limits import Node
+from hotset.pipeline.runtime.memory import FIXED_BYTES
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
+from hotset.pipeline.stage_work import work_of_stages
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig, open_log
 from hotset.pipeline.stages.pack import PackConfig
@@ -133,7 +136,7 @@ def test_orders_for_which_the_columns_are_read(
     assert check(logs[:2], config, tmp_path / "dir") == [MADE] * 6
     by_order, plain = (estimate_run(logs[:2], each, tmp_path / "other").estimate for each in (config, CONFIG))
     assert by_order.core_seconds["rank"] > plain.core_seconds["rank"]
-    assert by_order.memory_bytes["rank"] > plain.memory_bytes["rank"]
+    assert by_order.sizes.order_bytes > plain.sizes.order_bytes
     assert check(logs[:2], config, tmp_path / "dir") == [FINISHED] * 6
 
 
@@ -418,21 +421,23 @@ SAMPLE = LogSample(
 
 
 def estimated(
-    sample: LogSample = SAMPLE, count: CountConfig | None = None, *, min_count: int = 1, workers: int = 1
+    sample: LogSample = SAMPLE, count: CountConfig | None = None, *, min_count: int = 1
 ) -> Estimate:
     config = PreprocessConfig(
         count=count or CountConfig(eval_fraction=0.25),
         rank=RankConfig(min_count=min_count),
         pack=PackConfig(batch_size=100),
     )
-    return estimate_stages(sample, config, workers=workers)
+    return estimate_stages(sample, config)
 
 
 def test_every_stage_has_bytes_seconds_and_memory() -> None:
     found = estimated()
     assert (found.num_samples, found.num_train) == (3000, 2250)
-    for of_stages in (found.folder_bytes, found.core_seconds, found.memory_bytes):
+    for of_stages in (found.folder_bytes, found.core_seconds):
         assert list(of_stages) == STAGES and all(value > 0 for value in of_stages.values())
+    work, refusals = work_of_stages(found.sizes, PackConfig(batch_size=100), Resources(workers=1))
+    assert list(work) == STAGES and all(each.memory_bytes > 0 for each in work.values()) and not refusals
 
 
 @pytest.mark.parametrize(
@@ -473,10 +478,10 @@ def test_a_window_of_several_files_writes_the_counts_of_each() -> None:
     assert window.folder_bytes["count"] > 1.5 * whole.folder_bytes["count"]
 
 
-def test_more_workers_hold_more_and_take_no_more_core_seconds() -> None:
-    one, four = estimated(), estimated(workers=4)
-    assert four.memory_bytes["ingest"] == pytest.approx(4 * one.memory_bytes["ingest"])
-    assert four.core_seconds == one.core_seconds
+def test_more_workers_hold_more() -> None:
+    works = [work_of_stages(estimated().sizes, PackConfig(), Resources(workers))[0] for workers in (1, 4)]
+    held = [work["ingest"].memory_bytes - FIXED_BYTES for work in works]
+    assert held[1] == pytest.approx(4 * held[0])
 
 
 INGEST = IngestConfig()
@@ -568,3 +573,27 @@ def test_no_file_and_an_empty_log_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(InputError, match="the log is empty"):
         sample_log([tmp_path / "empty"], INGEST)
+
+
+def test_a_cluster_is_planned_for_on_any_machine(tmp_path: Path, logs: list[Path]) -> None:
+    """Its tasks follow from all of its workers, its memory from each machine."""
+    packed = [tmp_path / f"{log.name}.gz" for log in logs]
+    for path, log in zip(packed, logs, strict=True):
+        path.write_bytes(gzip.compress(log.read_bytes(), mtime=0))
+    out = tmp_path / "dir"
+    here = estimate_run(packed, CONFIG, out, Resources(workers=2))
+    machines = [Node(3, 32 << 30)] * 4
+    there = estimate_run(packed, CONFIG, out, machines=machines)
+    found = {stage.stage: stage.work for stage in there.stages}
+    # A compressed file is one task of a cluster, and a short log has a map for each group of tables.
+    ingest, counting, packing = (found[name] for name in ("ingest", "count", "pack"))
+    assert ingest is not None and counting is not None and packing is not None
+    assert ingest.tasks == 3 and counting.tasks == 24
+    assert ingest.memory_bytes > 4 * FIXED_BYTES > packing.memory_bytes
+    assert (there.memory_cap, there.refusal) == (8 << 30, None)
+    assert there.to_json()["machines"] == [{"cores": 3, "memory_bytes": 32 << 30}] * 4
+    assert here.to_json()["machines"] == [] and here.stages[0].work is not None
+    # A machine too small for the stages is refused as a run on it would be.
+    few = Resources(memory_bytes=200 << 20)
+    refused = estimate_run(packed, CONFIG, out, few, machines=machines).refusal
+    assert refused is not None and "cannot stay within 200 MiB" in str(refused)

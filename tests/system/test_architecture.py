@@ -54,7 +54,7 @@ FLOORS = {
     ),
     "pipeline": (
         "dry_run verify",
-        "export frames preprocess statistics",
+        "export frames preprocess stage_work statistics",
         "stages",
         "formats infer_schema",
         "infer_label",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ByteSize, exact_byte_size, format_byte_size
+from ...pipeline.errors import ByteSize, ConfigError, exact_byte_size, format_byte_size
 from ...pipeline.folders.disk import durable_files
 from ...pipeline.folders.manifest import MANIFEST, Manifest, is_sealed
 from ...pipeline.folders.totals import ColumnsSettings, IdMapTotals, PlanSettings, ShardsTotals
@@ -36,7 +36,8 @@ from ...pipeline.preprocess import (
     run_stage,
 )
 from ...pipeline.raw.log_files import inspect_logs
-from ...pipeline.runtime.memory import default_memory_bytes
+from ...pipeline.runtime.limits import Node
+from ...pipeline.runtime.memory import default_memory_bytes, machine_bytes
 from ...pipeline.runtime.tasks import EngineName, Resources, num_workers, use_engine
 from ...pipeline.schema.schema_file import schema_named, setting_of
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
@@ -66,7 +67,7 @@ from ..recipe_file import with_recipe
 from ..recipes import DEFAULT_SCHEMA, RECIPES, default_settings, recipe_for
 
 if TYPE_CHECKING:
-    from ...pipeline.dry_run import RunEstimate
+    from ...pipeline.dry_run import RunEstimate, StagePlan
 
 _log = logging.getLogger(__name__)
 _MOST_RARE = 0.9
@@ -109,7 +110,7 @@ class PreprocessCommand(Command, PreprocessConfig):
         "log": ("schema", "on_bad_line", "eval_fraction"),
         "rows": ("hot_bytes", "embedding_dim", "embedding_optimizer", "min_count", "rank_by"),
         "batches": ("batch_size", "order", "seed"),
-        "this run": ("dry_run", "redo", "extend", "like", "recipe_file"),
+        "this run": ("dry_run", "nodes", "node_memory", "redo", "extend", "like", "recipe_file"),
         "machine and output": ("workers", "memory", "json"),
     }
 
@@ -121,7 +122,13 @@ class PreprocessCommand(Command, PreprocessConfig):
     """Folder for all stages; other commands call it DIR."""
 
     dry_run: bool = False
-    """Report what the run would do, stage by stage, with bytes, seconds, disk and memory; write nothing."""
+    """Report what the run would do, stage by stage, with tasks, bytes, memory and seconds; write nothing."""
+
+    nodes: int = 0
+    """Number of machines of a Ray cluster that --dry-run plans for; 0 plans for this machine."""
+
+    node_memory: ByteSize | None = None
+    """Memory of each of these machines. Default: that of this machine."""
 
     redo: StageName = None
     """Delete this stage and the later ones, then run."""
@@ -170,6 +177,11 @@ class PreprocessCommand(Command, PreprocessConfig):
         """Run ``hotset preprocess``."""
         if self.dry_run:
             return self._dry_run()
+        if self.nodes or self.node_memory is not None:
+            raise ConfigError(
+                "--nodes and --node-memory describe machines that --dry-run plans for",
+                hint="give --dry-run too; --engine ray runs on a cluster",
+            )
         # Stages report as they end: on stderr immediately, and with --json in one object at the end.
         reports: list[StageReport] = []
 
@@ -229,6 +241,13 @@ class PreprocessCommand(Command, PreprocessConfig):
             )
         say_next(f"train {out} --out RUN")
 
+    def _machines(self) -> list[Node]:
+        """Return the machines to plan for, each with as many cores as this one or as its share of workers."""
+        if not self.nodes:
+            return []
+        workers = self.run.workers or self.nodes * num_workers(0)
+        return [Node(-(-workers // self.nodes), self.node_memory or machine_bytes())] * self.nodes
+
     def _dry_run(self) -> int:
         # A run starts sooner without what estimates one.
         from ...pipeline.dry_run import estimate_run
@@ -242,6 +261,7 @@ class PreprocessCommand(Command, PreprocessConfig):
             redo=self.redo,
             extend=self.extend,
             like=self.like,
+            machines=self._machines(),
         )
         if self.run.json:
             print_json({"dir": str(self.out)} | plan.to_json())
@@ -439,41 +459,70 @@ CountCommand, RankCommand, EncodeCommand, SplitCommand = (
 PackCommand = _stage_command("pack", PackOptions)
 
 
+_HEADINGS = {
+    "stage": "left",
+    "tasks": "right",
+    "passes": "right",
+    "read": "right",
+    "written": "right",
+    "temporary": "right",
+    "memory": "right",
+    "time": "right",
+    "state": "left",
+}
+
+
 def show_plan(plan: RunEstimate, console: Console) -> None:
     """Print what each stage would do, and the disk and memory that the run needs."""
-    from ...pipeline.dry_run import REFUSED
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("stage", "folder", "bytes", "seconds", "state"):
-        # Folders and reasons wrap where the terminal is narrow, so that no number is cut.
-        is_long = name in ("folder", "state")
-        table.add_column(
-            name,
-            justify="right" if name in ("bytes", "seconds") else "left",
-            no_wrap=not is_long,
-            overflow="fold",
-        )
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name, justify in _HEADINGS.items():
+        # Reasons wrap where the terminal is narrow, so that no number is cut.
+        table.add_column(name, justify=justify, no_wrap=name != "state", overflow="fold")  # type: ignore[arg-type]
     for stage in plan.stages:
-        # Finished stages cost nothing, and a column of zeros would hide which ones do.
-        table.add_row(
-            stage.stage,
-            str(stage.folder),
-            format_byte_size(stage.new_bytes) if stage.has_work else "",
-            f"{stage.seconds:.1f}" if stage.has_work else "",
-            stage.state if stage.state == REFUSED or not stage.why else f"{stage.state} ({stage.why})",
-        )
+        table.add_row(stage.stage, *_cells_of(stage))
     console.print(table)
     # Below the table the run as a whole.
     estimate = plan.estimate
     total = sum(stage.seconds for stage in plan.stages)
     console.print(
         f"\nAbout {estimate.num_samples:,.0f} samples in {format_byte_size(plan.text_bytes)} of raw data, "
-        f"{estimate.num_rows:,.0f} rows; about {total:.1f} s on an idle machine."
+        f"{estimate.num_rows:,.0f} rows; "
+        f"about {_duration(total)} of computing on {_describe_machines(plan.machines)}."
     )
-    disk = f"about {format_byte_size(plan.disk_needed)} more ({format_byte_size(plan.disk_free)} free)"
-    memory = f"at most about {format_byte_size(plan.memory_peak)} (limit {format_byte_size(plan.memory_cap)})"
-    console.print(f"Disk: {disk}. Memory: {memory}.")
+    free = "" if plan.machines else f" ({format_byte_size(plan.disk_free)} free)"
+    peak, cap = format_byte_size(plan.memory_peak), format_byte_size(plan.memory_cap)
+    each = " on each machine" if plan.machines else ""
+    console.print(f"Disk: about {format_byte_size(plan.disk_needed)} more{free}.")
+    console.print(f"Memory: at most about {peak}{each} (limit {cap}).")
     console.print("Nothing was written. These are estimates from a few MiB of the log.")
+
+
+def _cells_of(stage: StagePlan) -> list[str]:
+    """Return the cells of a stage after its name."""
+    from ...pipeline.dry_run import REFUSED
+
+    state = stage.state if stage.state == REFUSED or not stage.why else f"{stage.state} ({stage.why})"
+    # Finished stages cost nothing, and a column of zeros would hide which ones do.
+    work = stage.work
+    if work is None:
+        return ["", "", "", "", "", "", "", state]
+    sizes = (work.bytes_read, work.bytes_written, work.temporary_bytes, work.memory_bytes)
+    shown = [format_byte_size(size) if size else "" for size in sizes]
+    return [f"{work.tasks:,}", f"{work.passes:,}", *shown, _duration(stage.seconds), state]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 36_000 else f"{seconds / 3600:,.0f} h"
+
+
+def _describe_machines(machines: Sequence[Node]) -> str:
+    if not machines:
+        return "an idle machine"
+    node = machines[0]
+    number = f"{len(machines)} idle machines" if len(machines) > 1 else "an idle machine"
+    return f"{number} of {node.cores} cores and {format_byte_size(node.memory_bytes)}"
 
 
 def describe_stage(report: StageReport, width: int | None = None) -> str:

@@ -25,6 +25,8 @@ from hotset.pipeline.errors import ConfigError, exact_byte_size, format_byte_siz
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.preprocess import StageReport
 from hotset.pipeline.runtime import progress
+from hotset.pipeline.runtime.limits import Node
+from hotset.pipeline.stage_work import StageWork
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
@@ -345,31 +347,63 @@ def plan(tmp_path: Path) -> RunEstimate:
     return estimate_run([tmp_path / "log"], CONFIG, tmp_path / "dir")
 
 
-def test_each_stage_to_do_has_its_bytes_and_seconds(plan: RunEstimate, tmp_path: Path) -> None:
+def test_each_stage_to_do_has_its_work_and_seconds(plan: RunEstimate) -> None:
     lines = shown(plan)
-    assert lines[0].split() == ["stage", "folder", "bytes", "seconds", "state"]
+    headings = "stage tasks passes read written temporary memory time state"
+    assert lines[0].split() == headings.split()
     for stage, line in zip(plan.stages, lines[1:7], strict=True):
-        assert stage.state == MADE
-        words = [stage.stage, str(stage.folder), *format_byte_size(stage.new_bytes).split()]
-        assert line.split()[:4] == words and MADE in line
-        assert f"{stage.seconds:.1f}" in line
+        work = stage.work
+        assert stage.state == MADE and work is not None
+        sizes = [work.bytes_read, work.bytes_written, work.temporary_bytes, work.memory_bytes]
+        words = [word for size in sizes if size for word in format_byte_size(size).split()]
+        numbers = [stage.stage, f"{work.tasks:,}", f"{work.passes:,}", *words, f"{stage.seconds:.1f}", "s"]
+        assert line.split() == [*numbers, *MADE.split()]
+
+
+def test_a_terabyte_on_a_cluster_fits_in_a_terminal(plan: RunEstimate) -> None:
+    machines = [Node(64, 256 << 30)] * 8
+    work = StageWork(1_083_916, 46, 1.1e12, 9e11, 9.99e11, 6.4e10)
+    stages = [replace(stage, work=work, seconds=123_456.7) for stage in plan.stages]
+    console = Console(file=StringIO(), width=80)
+    show_plan(replace(plan, stages=stages, machines=machines, disk_free=1), console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    words = "ingest 1,083,916 46 1 TiB 838.2 GiB 930.4 GiB 59.6 GiB 34 h"
+    assert lines[1].split()[: len(words.split())] == words.split()
+    below = " ".join(" ".join(lines[-6:]).split())
+    assert (
+        "about 206 h of computing on 8 idle machines of 64 cores and 256 GiB" in below
+        and "free)" not in below
+    )
+    assert "on each machine (limit" in below
+
+
+def test_machines_to_plan_for_need_a_dry_run(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["preprocess", str(log), "--out", str(tmp_path / "dir"), "--nodes", "3", "--node-memory", "64GiB"]
+    assert main(words) == 1
+    assert "error: --nodes and --node-memory describe machines" in capsys.readouterr().err
+    assert main([*words, "--workers", "10", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["machines"] == [{"cores": 4, "memory_bytes": 64 << 30}] * 3
+    assert not (tmp_path / "dir").exists()
 
 
 def test_a_finished_stage_has_no_numbers_and_a_reason_stands_behind_the_state(plan: RunEstimate) -> None:
     first, second, *others = plan.stages
-    finished = replace(first, state=FINISHED, why="")
+    finished = replace(first, state=FINISHED, why="", work=None)
     again = replace(second, why="its log has grown")
     lines = shown(replace(plan, stages=[finished, again, *others]))
-    assert lines[1].split() == [first.stage, str(first.folder), FINISHED]
+    assert lines[1].split() == [first.stage, FINISHED]
     assert lines[2].rstrip().endswith(f"{MADE} (its log has grown)")
 
 
 def test_why_a_stage_is_refused_is_left_to_the_error(plan: RunEstimate) -> None:
     """The command prints the refusal as its error and hint: the table says only where it is."""
     first, *others = plan.stages
-    refused = replace(first, state=REFUSED, why="written with seed = 1")
+    refused = replace(first, state=REFUSED, why="written with seed = 1", work=None)
     lines = shown(replace(plan, stages=[refused, *others], refusal=ConfigError("written with seed = 1")))
-    assert lines[1].split() == [first.stage, str(first.folder), REFUSED]
+    assert lines[1].split() == [first.stage, REFUSED]
 
 
 def test_sums_and_limits_stand_below(plan: RunEstimate) -> None:
@@ -377,15 +411,17 @@ def test_sums_and_limits_stand_below(plan: RunEstimate) -> None:
     below = "\n".join(shown(plan)[7:])
     assert "About 50 samples in " in below
     assert f"{plan.estimate.num_rows:,.0f} rows" in below
-    assert f"about {sum(stage.seconds for stage in plan.stages):.1f} s on an idle machine" in below
-    assert "Disk: about 3 MiB more (5 GiB free). Memory: at most about 7 MiB (limit 1 GiB)." in below
+    assert (
+        f"about {sum(stage.seconds for stage in plan.stages):.1f} s of computing on an idle machine" in below
+    )
+    assert "Disk: about 3 MiB more (5 GiB free).\nMemory: at most about 7 MiB (limit 1 GiB)." in below
     assert below.rstrip().endswith("Nothing was written. These are estimates from a few MiB of the log.")
 
 
-@pytest.mark.parametrize("columns", [60, 80])
-def test_long_folders_wrap_and_no_number_is_cut(plan: RunEstimate, columns: int) -> None:
+@pytest.mark.parametrize("columns", [70, 80])
+def test_long_reasons_wrap_and_no_number_is_cut(plan: RunEstimate, columns: int) -> None:
     first = plan.stages[0]
-    long = replace(first, folder=Path("/a/rather/long/" * 9), why="a reason " * 9)
+    long = replace(first, why="a reason " * 9)
     console = Console(file=StringIO(), width=columns)
     show_plan(replace(plan, stages=[long]), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
