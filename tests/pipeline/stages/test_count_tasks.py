@@ -260,10 +260,10 @@ def test_a_full_disk_while_tables_are_emptied_is_one_clear_line(
 
     opened = Path.open
 
-    def full(path: Path, mode: str = "r", *more: Any) -> Any:
+    def full(path: Path, mode: str = "r", *more: Any, **ways: Any) -> Any:
         if mode == "wb":
             raise OSError(28, "No space left on device")
-        return opened(path, mode, *more)
+        return opened(path, mode, *more, **ways)
 
     least = needed_bytes(NUM_SPARSE, 1)
     with monkeypatch.context() as patch:
