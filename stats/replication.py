@@ -236,7 +236,9 @@ def traffic_of(
     fixed = _fixed_bytes(tables, num_replicated, uses.num_ranks)
     in_mixed = max(num_mixed, 1) * uses.num_ranks
     all_reduce = float(sum(_FLOAT_BYTES * table.embedding_dim * first for table, first in pairs))
-    mixed = StepBytes(vectors / in_mixed + fixed, all_reduce) if num_mixed else StepBytes(0.0, all_reduce)
+    # A single rank calls no all-to-all.
+    has_exchange = num_mixed > 0 and uses.num_ranks > 1
+    mixed = StepBytes(vectors / in_mixed + fixed if has_exchange else 0.0, all_reduce)
     share = num_mixed / max(uses.num_steps, 1)
     mean = StepBytes(share * mixed.all_to_all, all_reduce)
     return Traffic(
@@ -258,7 +260,7 @@ def pooled_traffic(uses: RowUses, tables: Sequence[TableSize], network: Network)
         table.num_features * (_LENGTH_BYTES + 2 * _FLOAT_BYTES * table.embedding_dim) for table in tables
     )
     sent = _ID_BYTES * float(uses.lookups_T.sum()) / rank_steps + samples * of_sample
-    step = StepBytes(sent + _SIZES_BYTES * uses.num_ranks, 0.0)
+    step = StepBytes(sent + _SIZES_BYTES * uses.num_ranks if uses.num_ranks > 1 else 0.0, 0.0)
     nothing = [0] * len(tables)
     return Traffic(
         hot_only_share=0.0,

@@ -222,6 +222,9 @@ def test_a_single_rank_replicates_nothing() -> None:
     counter.add(2, [(np.array([0, 1], np.int32), None)])
     choice = choose_prefixes(counter.found(), [TableSize(4, 16, 128)], Network())
     assert (choice.num_replicated, choice.step_seconds) == ((0,), 0.0)
+    tables = [TableSize(4, 16, 128)]
+    assert traffic_of(counter.found(), tables, (0,), Network()).mean.handed == 0
+    assert pooled_traffic(counter.found(), tables, Network()).mean.handed == 0
 
 
 def test_hot_only_steps_are_worth_it_where_messages_are_slow() -> None:

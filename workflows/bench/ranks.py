@@ -106,8 +106,9 @@ def measure(options: argparse.Namespace) -> Facts:
     """Measure what the options select."""
     if options.what == "spied":
         return spy_on_rank(options)
-    if not all(2 <= ranks <= MOST_RANKS for ranks in options.ranks):
-        raise ConfigError(f"ranks must be from 2 to {MOST_RANKS}")
+    least = 1 if options.what == "spy" else 2
+    if not all(least <= ranks <= MOST_RANKS for ranks in options.ranks):
+        raise ConfigError(f"ranks must be from {least} to {MOST_RANKS}")
     jobs = {
         "bytes": count_bytes,
         "codecs": compare_codecs,
