@@ -210,7 +210,7 @@ def _in_files(parts: Iterable[RowsPart]) -> Iterator[RowsPart]:
 
 def gather_texts(ranks: Ranks, text: str) -> list[str]:
     """Return the texts of all ranks; every rank calls this."""
-    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
     lengths = ranks.gather(torch.tensor([own.numel()], dtype=torch.int64, device="cpu"))
     padded = torch.zeros(max(int(each) for each in lengths), dtype=torch.uint8, device="cpu")
     padded[: own.numel()] = own
