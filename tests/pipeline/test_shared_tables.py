@@ -383,9 +383,12 @@ def test_other_programs_get_the_features_and_the_table_of_each(logs: list[Log], 
 FAULTS: dict[str, tuple[str, Any, str]] = {
     "twice": ("totals.tables.0.features.1.name", "item", "tables names a feature twice"),
     "reserved": ("totals.tables.0.features.1.name", "ids", "a feature cannot be called 'ids'"),
-    "another": ("totals.tables.0.features.1.name", "sold", '"sold" does not exist'),
-    "no list": ("totals.tables.0.features.1.is_multi_hot", False, "column 'ids'"),
-    "no features": ("totals.tables.0.features", [], "column 'ids'"),
+    "no list": (
+        "totals.tables.0.features.1.is_multi_hot",
+        False,
+        "checksums.bin is damaged: it is not of batch",
+    ),
+    "no features": ("totals.tables.0.features", [], "checksums.bin is damaged: it is not of batch"),
 }
 
 

@@ -342,10 +342,14 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             ConfigError: the state is of other shards, or of another split or seed, or a loader gives it to
                 one of another number of ranks or workers.
         """
-        found = list(_states_in(state))
+        found = [dict(each) for each in _states_in(state)]
         if not found:
             raise ConfigError("there is no state of a ShardDataset in it")
         own = self.state_dict()
+        if found[0].get("version") == 1:  # of before an epoch could go on with other ranks
+            ranks = _count(found[0], "world_size")
+            found = [each | {"first": _count(each, "first_batch") * ranks} for each in found]
+            found[0] = {"last_batch": "keep"} | found[0] | {"version": _STATE_VERSION}
         # The place means nothing in another order of batches, so what decides the order must be equal.
         keys = ["version", "shards", "split", "seed", "last_batch"]
         is_of_worker = _worker()[1] > 0

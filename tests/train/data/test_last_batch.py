@@ -181,9 +181,12 @@ def test_a_dataset_has_the_batches_of_the_trainer(tmp_path: Path) -> None:
         state = dataset.state_dict()
         with pytest.raises(ConfigError, match=f"the state is of last_batch '{last_batch}', want 'keep'"):
             ShardDataset(tmp_path, seed=3).load_state_dict(state)
-    # States of before there was a choice.
-    old = {name: value for name, value in ShardDataset(tmp_path).state_dict().items() if name != "last_batch"}
-    ShardDataset(tmp_path).load_state_dict(old)
+    # States of before there was a choice, and of before the place was that of all ranks.
+    new = ShardDataset(tmp_path).state_dict() | {"version": 1, "first_batch": 2, "position": 1}
+    old = {name: value for name, value in new.items() if name not in ("last_batch", "first")}
+    dataset = ShardDataset(tmp_path)
+    dataset.load_state_dict(old)
+    assert len(list(dataset)) == len(dataset) - 3
     assert sum(len(batch["label"]) for batch in ShardDataset(tmp_path, split="test", last_batch="drop")) == 90
     wrong: Any = "half"
     with pytest.raises(ConfigError, match="last_batch must be one of keep, drop, merge, got 'half'"):
