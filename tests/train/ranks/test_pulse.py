@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.ranks import pulse
 from hotset.train.ranks.pulse import Pulse
 
 SPEC = ShardSpec(
@@ -23,7 +24,8 @@ SPEC = ShardSpec(
 OPTIONS = ("--micro-batches", "4", "--threads", "1", "--epochs", "6", "--checkpoint-every", "5", "-q")
 
 
-def test_a_rank_that_gives_no_sign_is_lost() -> None:
+def test_a_rank_that_gives_no_sign_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "_BEAT_SECONDS", 0.1)
     store = dist.HashStore()  # type: ignore[attr-defined]
     pulses = [Pulse(store, rank, 4) for rank in range(4)]
     try:
@@ -32,8 +34,8 @@ def test_a_rank_that_gives_no_sign_is_lost() -> None:
         assert pulses[0].lost() == [1, 3]
         assert pulses[2].lost() == [1, 3]
     finally:
-        for pulse in pulses:
-            pulse.stop()
+        for each in pulses:
+            each.stop()
 
 
 def launched(folder: Path, num_ranks: int, *options: str, restarts: int = 0) -> subprocess.Popen[str]:
