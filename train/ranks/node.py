@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -102,7 +103,8 @@ def _machine() -> bytes:
 class SharedMemory:
     """Memory of one machine, and the lock that its writers hold.
 
-    The lock belongs to the open file, so it excludes threads too, and a rank that ends gives it back.
+    The lock of the file excludes other ranks, and a rank that ends gives it back. The threads of a rank have
+    the file open once, and so exclude each other by another lock.
 
     Raises:
         OSError: there is no such memory.
@@ -111,15 +113,17 @@ class SharedMemory:
     def __init__(self, path: Path, num_bytes: int) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
+        self._of_threads = threading.Lock()
         self.view = np.frombuffer(mmap.mmap(self._descriptor, num_bytes), np.uint8)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        with self._of_threads:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
 class NodeLookups:
@@ -175,9 +179,10 @@ class NodeLookups:
         # In one piece: what is left at the end of a lap stays unused.
         if start % size + packed.size > size:
             start += size - start % size
+        # What is overwritten counts as gone before it is: a rank may be killed at any of these lines.
+        self._written[0] = start + packed.size
         self._ring[start % size :][: packed.size] = packed
         self._entries[number] = (start + packed.size, packed.size)
-        self._written[0] = start + packed.size
 
 
 def _packed(lookups: BatchLookups) -> NDArray[np.uint8]:

@@ -21,7 +21,7 @@ from hotset.train.data.batch import BatchLookups, MicroBatches, RankBatch
 from hotset.train.data.shard_file import ShardFile, UnchangedFile
 from hotset.train.data.shards import Shards
 from hotset.train.ranks.exchange import choose_owners
-from hotset.train.ranks.node import Node, NodeLookups, RankBatches
+from hotset.train.ranks.node import Node, NodeLookups, RankBatches, SharedMemory
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.workflows.drawn_shards import DrawnShards
 
@@ -82,6 +82,60 @@ def test_a_ring_too_small_is_read_around(
             assert_equal(lookups.read(number), wanted[number])
 
     run_thread_ranks(len(orders), work)
+
+
+def test_the_lock_excludes_the_threads_of_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "memory").write_bytes(bytes(8))
+    memory = SharedMemory(tmp_path / "memory", 8)
+    is_inside = threading.Event()
+
+    def enter() -> None:
+        with memory.locked():
+            is_inside.set()
+
+    thread = threading.Thread(target=enter)
+    with memory.locked():
+        thread.start()
+        assert not is_inside.wait(0.1)
+    assert is_inside.wait(10)
+    thread.join()
+
+
+def test_what_a_killed_rank_has_half_overwritten_is_read_anew(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", multi_hot=(1,))
+    wanted = [Shards.open(folder).training_lookups(number) for number in range(8)]
+
+    def work(ranks: Ranks) -> None:
+        lookups = NodeLookups(Shards.open(folder), Node(ranks), 3000)
+        if ranks.rank:
+            return
+        for killed_at in range(8):
+            # The last assignment of a batch that is kept does not happen.
+            entries, lookups._entries = lookups._entries, Killing(lookups._entries)  # type: ignore[assignment]
+            with pytest.raises(KeyboardInterrupt):
+                lookups.read(killed_at)
+            lookups._entries = entries
+            found = {number: lookups._find(number) for number in range(8)}
+            assert sum(each is not None for each in found.values()) >= min(killed_at, 1)
+            for number, each in found.items():
+                if each is not None:
+                    assert_equal(each, wanted[number])
+            lookups.read(killed_at)
+
+    run_thread_ranks(2, work)
+
+
+class Killing:
+    """Entries that end the process when one is set."""
+
+    def __init__(self, entries: Any) -> None:
+        self._entries = entries
+
+    def __getitem__(self, number: int) -> Any:
+        return self._entries[number]
+
+    def __setitem__(self, *_: object) -> None:
+        raise KeyboardInterrupt
 
 
 def test_ranks_that_cannot_share_memory_read_for_themselves(
