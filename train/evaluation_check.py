@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from ..pipeline.errors import HotsetError
+from ..pipeline.errors import HotsetError, ShardError
 from .data.shards import Shards
 from .ranks.ranks import Ranks, raise_on_any_rank
 
@@ -27,7 +27,7 @@ class EvaluationCheck:
         self._files = shards.hashing(["evaluation"], slice(ranks.rank, None, ranks.num_ranks), workers=1)
         self._is_closed = False
         self._is_over = False
-        self.fault: HotsetError | None = None
+        self.fault: ShardError | None = None
         """What is wrong with a file, as far as it is known."""
         self._thread = threading.Thread(target=self._work, name="evaluation shards", daemon=True)
         self._thread.start()
@@ -52,5 +52,7 @@ class EvaluationCheck:
             for _ in self._files:
                 if self._is_closed:
                     return
-        except HotsetError as error:
+        except ShardError as error:
             self.fault = error
+        except HotsetError as error:  # of the system: ranks stop for it as for a damaged file
+            self.fault = ShardError(str(error), hint=error.hint)

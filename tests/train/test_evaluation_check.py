@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -156,3 +158,22 @@ def test_the_check_leaves_files_when_the_run_ends(folder: Path) -> None:
         with pytest.raises(ShardError, match="evaluation-00000"):
             check.wait()
         check.close()
+
+
+def test_a_file_that_is_gone_or_cannot_be_opened_ends_the_run_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards.open(folder)
+    (folder / "evaluation-00000.arrow").rename(folder / "away")
+    check = EvaluationCheck(shards, OneRank())
+    with pytest.raises(ShardError, match=r"evaluation-00000\.arrow cannot be read: .*No such file"):
+        check.wait()
+
+    def none_left(path: Path) -> tuple[int, str]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    # What the system lacks is no HotsetError of shards, but stops all ranks in the same way.
+    monkeypatch.setattr(shards_module, "hash_file", none_left)
+    check = EvaluationCheck(shards, OneRank())
+    with pytest.raises(ShardError, match="open files"):
+        check.wait()

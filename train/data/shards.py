@@ -307,7 +307,9 @@ class Shards:
         # Closed at a damaged file: an error keeps the variables of this function, and with them threads.
         tasks = ((file.path,) for file in files)
         with closing(run_tasks(hash_file, tasks, workers=workers)) as found:
-            for file, (_, checksum) in zip(files, found, strict=True):
+            for file in files:
+                with damage_named(file.path, ShardError, "cannot be read"):
+                    _, checksum = next(found)
                 if checksum != file.entry.xxh3_128:
                     raise ShardError(
                         f"{file.path} is damaged: its checksum is {checksum}, want {file.entry.xxh3_128}",
