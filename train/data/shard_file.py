@@ -293,11 +293,13 @@ class StoredArrays(NamedTuple):
         )
         data = self._blocks(offsets, offsets.bounds)
         offsets_B1 = data[: offsets.num_bytes].view(np.int32)
-        check_offsets(name, offsets_B1, elements.num_bytes // elements.type.width)
+        num_elements = elements.num_bytes // elements.type.width
+        check_offsets(name, offsets_B1, num_elements)
+        # The blocks of elements are all of them: what pack writes has no other elements between lists.
+        if offsets_B1[0] or offsets_B1[-1] != num_elements:
+            raise ValueError(f"the offsets of {name!r} are not of {num_elements} elements")
         bounds = block_bounds(elements.type, self.num_samples, elements.num_bytes, offsets_B1)
-        ids_N = self._blocks(elements, bounds)[: elements.num_bytes].view(np.int32)
-        first, last = offsets_B1[[0, -1]].tolist()
-        return FeatureBags(offsets_B1 - first if first else offsets_B1, ids_N[first:last])
+        return FeatureBags(offsets_B1, self._blocks(elements, bounds)[: elements.num_bytes].view(np.int32))
 
     def _blocks(self, buffer: StoredBuffer, bounds: Sequence[int], first_block: int = 0) -> NDArray[np.uint8]:
         """Read contiguous blocks of a buffer, and verify them."""

@@ -5,6 +5,7 @@ Every flipped byte of a batch is found before it is used, whichever buffer and s
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import threading
@@ -17,9 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ShardError
+from hotset.pipeline.folders.manifest import MANIFEST, hash_file
 from hotset.pipeline.formats.batch_checksums import BLOCK_SAMPLES
 from hotset.pipeline.formats.stored_batches import DamagedBatchError
 from hotset.tests.support.processes.descriptors import open_files
+from hotset.tests.support.resealed import reseal_checksums, write_manifest
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.data.batch import Batch
 from hotset.train.data.shard_file import ShardFile, UnchangedFile
@@ -225,3 +228,24 @@ def test_a_hashed_file_is_not_hashed_again(tmp_path: Path, monkeypatch: pytest.M
     checked.clear()
     shards.training_batch(0)
     assert not checked
+
+
+def test_lists_that_do_not_begin_at_their_elements_are_refused(tmp_path: Path) -> None:
+    shards = made(tmp_path, "lists")
+    (file,) = (each for each in shards._files if each.facts.kind == "mixed")
+    assert file._stored is not None
+    stored = file._stored(0)
+    name = shards._columns.multi_hot[0]
+    start = stored.start + stored.layout.buffers[name, "offsets"].start
+    # The first list lacks its first elements, which are then of no list; all checksums are computed anew.
+    whole = bytearray(file.path.read_bytes())
+    whole[start : start + 4] = whole[start + 4 : start + 8]
+    assert whole[start] > 0
+    file.path.write_bytes(whole)
+    parts = json.loads((shards.manifest.folder / MANIFEST).read_text())
+    (entry,) = (each for each in parts["files"] if each["path"] == file.entry.path)
+    entry["xxh3_128"] = hash_file(file.path)[1]
+    reseal_checksums(shards.manifest.folder, parts)
+    write_manifest(shards.manifest.folder, parts)
+    with pytest.raises(ShardError, match=rf"the offsets of '{name}' are not of \d+ elements"):
+        Shards.open(shards.manifest.folder).training_batch(0)
