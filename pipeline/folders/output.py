@@ -340,7 +340,10 @@ class Output(RemoteObject):
         return found
 
     def _noted_scratch(self) -> list[str]:
-        noted: list[str] = json.loads(self.read_note(SCRATCH) or "[]")
+        try:
+            noted: list[str] = json.loads(self.read_note(SCRATCH) or "[]")
+        except ValueError:  # a power cut left half of it
+            return []
         return noted
 
     def share(self, name: str) -> None:

@@ -308,7 +308,7 @@ class PieceFolders:
     def write_to(self, folder: Path) -> None:
         """Write the next runs to ``folder``, which is made if it is missing."""
         make_folder(folder)
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with _errors_explained(folder), tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_BLOCK_BYTES))
             file.flush()
             self.frees_space = _free_range(file.fileno(), 0, _BLOCK_BYTES)

@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 from hotset.pipeline.errors import MIB, ManifestError
-from hotset.pipeline.folders.disk import PARTIAL
+from hotset.pipeline.folders.disk import PARTIAL, SCRATCH
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest, hash_file, known_checksum
 from hotset.pipeline.folders.output import (
     Output,
@@ -135,6 +135,15 @@ def test_finished_files_are_not_written_again(tmp_path: Path) -> None:
     resumed = Output.begin("stage", 2, Config(), INPUTS, tmp_path)
     assert resumed.has("b.arrow") and not resumed.has("a.arrow")
     assert resumed.finished == output.finished
+
+
+@pytest.mark.parametrize("left", [b"", bytes(40), b'["/scr'])
+def test_half_a_note_of_scratch_folders_is_none(left: bytes, tmp_path: Path) -> None:
+    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
+    output.keep(SCRATCH, left)
+    assert output.scratch_folders() == []
+    found = output.scratch_folder(tmp_path / "scratch")
+    assert found.parent == tmp_path / "scratch" and output.scratch_folder(found.parent) == found
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])

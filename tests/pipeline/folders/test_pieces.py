@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.disk import is_in_memory
 from hotset.pipeline.folders.pieces import PieceArrays, PieceFolders
 
@@ -138,6 +140,16 @@ def test_pieces_that_are_freed_take_no_space_and_no_other_is_touched(
             np.testing.assert_array_equal(piece.bags, whole[file].bags)
     # An earlier run wrote these files, so the next one does not ask for their pieces.
     assert PieceFolders([tmp_path / "a"], NUM_FILES, WIDTH).missing(2) == []
+
+
+def test_a_full_scratch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(ManifestError, match="a cannot hold the pieces: No space left on device") as refused:
+        PieceFolders([], NUM_FILES, WIDTH).write_to(tmp_path / "a")
+    assert refused.value.hint is not None and "--scratch" in refused.value.hint
 
 
 def test_a_folder_in_memory_is_known() -> None:
