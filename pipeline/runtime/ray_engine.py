@@ -74,6 +74,9 @@ class RayEngine:
         if self._is_ours:
             self._connect()
         self._nodes = nodes_of(ray.nodes())
+        if not self._nodes:
+            self.close()
+            raise EngineError("the Ray cluster has no node with CPUs: start one that joins it")
         self._tasks: dict[Future[Any], Any] = {}
         """Ray's reference to each task whose result is not taken yet."""
 

@@ -77,6 +77,16 @@ def test_the_nodes_of_one_machine_share_its_memory() -> None:
     assert nodes_of(found) == [Node(6, 10**10), Node(16, 64 * 10**9)]
 
 
+def test_a_cluster_without_cores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    head = {"Resources": {"memory": 1e9}, "Alive": True, "NodeManagerAddress": "10.0.0.1"}
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: [head])
+    with pytest.raises(EngineError, match="the Ray cluster has no node with CPUs"), use_engine("ray"):
+        pass
+
+
 def kill_node(cluster: Any, places: set[tuple[str, int]]) -> None:
     """End a node as a machine ends that loses its power."""
     node = next(iter(cluster.worker_nodes))
