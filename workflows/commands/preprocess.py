@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ByteSize, ConfigError, exact_byte_size, format_byte_size
+from ...pipeline.errors import (
+    ByteSize,
+    ConfigError,
+    exact_byte_size,
+    format_byte_size,
+    require_at_least,
+)
 from ...pipeline.folders.disk import durable_files
 from ...pipeline.folders.manifest import MANIFEST, Manifest, is_sealed
 from ...pipeline.folders.totals import ColumnsSettings, IdMapTotals, PlanSettings, ShardsTotals
@@ -243,7 +249,11 @@ class PreprocessCommand(Command, PreprocessConfig):
 
     def _machines(self) -> list[Node]:
         """Return the machines to plan for, each with as many cores as this one or as its share of workers."""
+        require_at_least("--nodes", self.nodes, 0)
+        require_at_least("--node-memory", self.node_memory, 1)
         if not self.nodes:
+            if self.node_memory is not None:
+                raise ConfigError("--node-memory is that of machines of --nodes: give --nodes too")
             return []
         workers = self.run.workers or self.nodes * num_workers(0)
         return [Node(-(-workers // self.nodes), self.node_memory or machine_bytes())] * self.nodes

@@ -386,6 +386,13 @@ def test_machines_to_plan_for_need_a_dry_run(
     assert "error: --nodes and --node-memory describe machines" in capsys.readouterr().err
     assert main([*words, "--workers", "10", "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["machines"] == [{"cores": 4, "memory_bytes": 64 << 30}] * 3
+    for wrong, error in {
+        ("--nodes", "-2"): "--nodes must be 0 or more, got -2",
+        ("--nodes", "2", "--node-memory", "0"): "--node-memory must be 1 or more, got 0",
+        ("--node-memory", "1GiB"): "--node-memory is that of machines of --nodes",
+    }.items():
+        assert main([*words[:4], "--dry-run", *wrong]) == 1
+        assert error in capsys.readouterr().err
     assert not (tmp_path / "dir").exists()
 
 
