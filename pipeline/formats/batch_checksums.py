@@ -6,8 +6,8 @@ of 128 samples. The manifest pins the table of batches, the table pins the recor
 record pins the bytes, so nothing is read that is not checked, and no file is read whole. All numbers are
 little-endian:
 
-    header    magic, version, samples of a block, number of batches, bytes of the file; checksum of these
-              and of the table
+    header    magic, version, samples of a block, number of batches, bytes of the file, checksum of the
+              columns; checksum of these and of the table
     table     for each batch, in the order of the manifest's files: position and bytes of its body in its
               file, samples, buffers, position of its record, checksum of its record
     records   for each batch: bytes of each buffer, then the checksums of its blocks, buffer by buffer
@@ -20,6 +20,7 @@ each padded to 8 bytes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -44,6 +45,8 @@ CHECKSUMS = "checksums.bin"
 BLOCK_SAMPLES = 128
 _MAGIC = b"hotsums\0"
 _VERSION = 1
+IS_HOT = "is_hot"
+"""The column of evaluation files alone."""
 DIGEST_BYTES = 16
 _ALIGNMENT = 8
 _OFFSET_BYTES = 4
@@ -54,6 +57,7 @@ HEADER = np.dtype(
         ("block_samples", "<u4"),
         ("num_batches", "<u8"),
         ("num_bytes", "<u8"),
+        ("columns", "V16"),
     ]
 )
 ROW = np.dtype(
@@ -134,7 +138,7 @@ def shard_schema(
     fields.append(pa.field("dense", pa.list_(pa.float32(), num_dense)))
     fields.append(pa.field("ids", pa.list_(pa.int32(), num_one_hot)))
     fields += [pa.field(name, pa.list_(pa.int32())) for name in lists]
-    return pa.schema(fields + ([pa.field("is_hot", pa.uint8())] if is_tagged else []))
+    return pa.schema(fields + ([pa.field(IS_HOT, pa.uint8())] if is_tagged else []))
 
 
 def buffer_types(schema: Any) -> tuple[BufferType, ...]:
@@ -163,6 +167,11 @@ def types_of_shards(totals: ShardsTotals, *, is_tagged: bool) -> tuple[BufferTyp
         is_tagged=is_tagged,
     )
     return buffer_types(schema)
+
+
+def checksum_of_columns(types: Sequence[BufferType]) -> bytes:
+    """Return the checksum of the columns of a folder, whose evaluation files have one more."""
+    return xxhash.xxh3_128_digest(json.dumps([each for each in types if each.column != IS_HOT]).encode())
 
 
 def padded(num_bytes: int) -> int:
@@ -246,15 +255,15 @@ class FileChecksums:
         """Return them as a file of their own, of which `merged` makes that of a folder."""
         table = np.array(self._rows, ROW)
         records = b"".join(self._records)
-        return _head(table, len(records)) + records
+        return _head(table, len(records), checksum_of_columns(self._types)) + records
 
 
-def _head(table: NDArray[Any], num_record_bytes: int) -> bytes:
+def _head(table: NDArray[Any], num_record_bytes: int, columns: bytes) -> bytes:
     """Return header and table; ``table`` counts positions of records from the first one."""
     first = HEADER_BYTES + table.nbytes
     table = table.copy()
     table["record"] += np.uint64(first)
-    fields = (_MAGIC, _VERSION, BLOCK_SAMPLES, len(table), first + num_record_bytes)
+    fields = (_MAGIC, _VERSION, BLOCK_SAMPLES, len(table), first + num_record_bytes, columns)
     header = np.array([fields], HEADER).tobytes()
     rows = table.tobytes()
     return header + bytes.fromhex(checksum_of_table(header, rows)) + rows
@@ -338,15 +347,20 @@ def _body(batch: Any, address: int) -> tuple[int, int]:
 def merged_head(of_files: Iterable[bytes]) -> bytes:
     """Return header and table of a folder, from the checksums of its files in their order."""
     tables = [np.zeros(0, ROW)]
+    columns = set()
     num_bytes = 0
     for each in of_files:
+        columns.add(columns_in(each))
         table = _table_in(each).copy()
         # Counted from the first record of the file, then from that of the folder.
         table["record"] -= np.uint64(HEADER_BYTES + table.nbytes)
         table["record"] += np.uint64(num_bytes)
         tables.append(table)
         num_bytes += len(records_in(each))
-    return _head(np.concatenate(tables), num_bytes)
+    # Files of other columns are no folder: zeros are the checksum of none.
+    return _head(
+        np.concatenate(tables), num_bytes, columns.pop() if len(columns) == 1 else bytes(DIGEST_BYTES)
+    )
 
 
 def records_in(of_file: bytes) -> memoryview:
@@ -391,6 +405,12 @@ def are_of_file(found: bytes, num_samples: int, num_bytes: int) -> bool:
     return all(
         xxhash.xxh3_128_digest(found[start:stop]) == checksum.tobytes() for (start, stop), checksum in records
     )
+
+
+def columns_in(header: bytes) -> bytes:
+    """Return the checksum of the columns in a header."""
+    found: bytes = np.frombuffer(header, HEADER, 1)[0]["columns"].tobytes()
+    return found
 
 
 def _table_in(of_file: bytes) -> NDArray[Any]:

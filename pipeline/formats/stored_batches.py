@@ -29,7 +29,9 @@ from .batch_checksums import (
     BufferType,
     block_bounds,
     check_header,
+    checksum_of_columns,
     checksum_of_table,
+    columns_in,
     digests,
     padded,
     types_of_shards,
@@ -221,6 +223,9 @@ class StoredBatches:
         found = checksum_of_table(header, rows)
         if found != entry.facts[TABLE_FACT] or len(rows) != ROW.itemsize * num_batches:
             raise ValueError(f"the checksum of its table is {found}, want {entry.facts[TABLE_FACT]}")
+        # Arrow's footers, which have the names, are not read.
+        if columns_in(header) != checksum_of_columns(self._types[False]):
+            raise ValueError("it is of other columns than the manifest's")
         table = np.frombuffer(rows, ROW)
         self._check_table(table, entry)
         return table

@@ -380,15 +380,13 @@ def test_other_programs_get_the_features_and_the_table_of_each(logs: list[Log], 
     assert shared == {"city": None, "home": "city", "item": None}
 
 
+OTHER_COLUMNS = "checksums.bin is damaged: it is of other columns than the manifest's"
 FAULTS: dict[str, tuple[str, Any, str]] = {
     "twice": ("totals.tables.0.features.1.name", "item", "tables names a feature twice"),
     "reserved": ("totals.tables.0.features.1.name", "ids", "a feature cannot be called 'ids'"),
-    "no list": (
-        "totals.tables.0.features.1.is_multi_hot",
-        False,
-        "checksums.bin is damaged: it is not of batch",
-    ),
-    "no features": ("totals.tables.0.features", [], "checksums.bin is damaged: it is not of batch"),
+    "another": ("totals.tables.0.features.1.name", "sold", OTHER_COLUMNS),
+    "no list": ("totals.tables.0.features.1.is_multi_hot", False, OTHER_COLUMNS),
+    "no features": ("totals.tables.0.features", [], OTHER_COLUMNS),
 }
 
 
