@@ -227,7 +227,7 @@ def verify(
             faults += file_faults
             done += entry.num_bytes
             resources.progress("verify", done, total)
-    of_batches = list(_check_batches(there["shards"])) if not faults and "shards" in there else []
+    of_batches = list(_check_batches(there["shards"], resources)) if not faults and "shards" in there else []
     # Sums over damaged files would only repeat their faults in other words.
     if not faults and not chain:
         faults += _check_sums(manifests)
@@ -308,15 +308,18 @@ def _check_file(entry: FileEntry, manifest: Manifest) -> list[str]:
         return [f"{manifest.folder / entry.path} is not what {MANIFEST} says: {first_line(error)}"]
 
 
-def _check_batches(shards: Manifest) -> Iterator[str]:
+def _check_batches(shards: Manifest, resources: Resources) -> Iterator[str]:
     """Check that the checksums of batches are those of the files' bytes."""
     found = next((entry for entry in shards.files if entry.is_checksums), None)
     if found is None:
         return
     try:
-        of_files = [checksums_of_file(shards.folder / entry.path) for _, entry in shards.parts()]
-        if not are_merged_in(found, of_files):
-            yield f"{shards.folder / found.path} is not of the batches in the files next to it"
+        path = shards.folder / found.path
+        tasks = ((shards.folder / entry.path,) for _, entry in shards.parts())
+        with closing(run_tasks(checksums_of_file, tasks, workers=resources.workers)) as of_files:
+            is_theirs = are_merged_in(path, found, of_files)
+        if not is_theirs:
+            yield f"{path} is not of the batches in the files next to it"
     except (HotsetError, *DAMAGE) as error:
         raise_system_fault(shards.folder, error)
         yield f"{shards.folder} has files that are not of batches: {first_line(error)}"

@@ -345,7 +345,7 @@ def _body(batch: Any, address: int) -> tuple[int, int]:
 
 
 def merged_head(of_files: Iterable[bytes]) -> bytes:
-    """Return header and table of a folder, from the checksums of its files in their order."""
+    """Return header and table of a folder, from the checksums of its files in their order, or their heads."""
     tables = [np.zeros(0, ROW)]
     columns = set()
     num_bytes = 0
@@ -356,7 +356,7 @@ def merged_head(of_files: Iterable[bytes]) -> bytes:
         table["record"] -= np.uint64(HEADER_BYTES + table.nbytes)
         table["record"] += np.uint64(num_bytes)
         tables.append(table)
-        num_bytes += len(records_in(each))
+        num_bytes += int(np.frombuffer(each, HEADER, 1)[0]["num_bytes"]) - HEADER_BYTES - table.nbytes
     # Files of other columns are no folder: zeros are the checksum of none.
     return _head(
         np.concatenate(tables), num_bytes, columns.pop() if len(columns) == 1 else bytes(DIGEST_BYTES)
@@ -368,13 +368,24 @@ def records_in(of_file: bytes) -> memoryview:
     return memoryview(of_file)[HEADER_BYTES + _table_in(of_file).nbytes :]
 
 
-def are_merged_in(entry: FileEntry, of_files: Sequence[bytes]) -> bool:
-    """Return whether the file of checksums of a folder is what those of its files make."""
-    head = merged_head(of_files)
-    digest = xxhash.xxh3_128(head)
-    for each in of_files:
-        digest.update(records_in(each))
-    return entry.xxh3_128 == digest.hexdigest() and entry.facts[TABLE_FACT] == checksum_in(head)
+def are_merged_in(path: Path, entry: FileEntry, of_files: Iterable[bytes]) -> bool:
+    """Return whether the file of checksums of a folder is what those of its files make, one after another."""
+    heads = []
+    with open(path, "rb") as file:
+        try:
+            num_batches = check_header(file.read(HEADER_BYTES), entry.num_bytes)
+        except ValueError:
+            return False
+        file.seek(HEADER_BYTES + ROW.itemsize * num_batches)
+        for each in of_files:
+            records = records_in(each)
+            if file.read(len(records)) != records:
+                return False
+            heads.append(each[: len(each) - len(records)])
+        head = merged_head(heads)
+        is_read = not file.read(1)
+        file.seek(0)
+        return is_read and file.read(len(head)) == head and entry.facts[TABLE_FACT] == checksum_in(head)
 
 
 def checksum_in(head: bytes) -> str:
