@@ -407,7 +407,7 @@ class GraphStep:
                 block.enter_context(one_torch_thread())
             # Random layers draw by step, so that a resumed run draws what the unbroken one would have.
             if not self._model.is_per_sample:
-                block.enter_context(_random_numbers_of(self._seed, step, device))
+                block.enter_context(random_numbers_of(self._seed, step, device))
             set_mode(self._model, is_training=True)
             block.enter_context(drawing(self._seed, step, first_sample))
             logit_B = logits_of(self._model, batch.dense_BK.to(device), embeddings, self.dtype)
@@ -457,14 +457,15 @@ def loss_sum_of(logits: torch.Tensor, target: torch.Tensor | Targets) -> torch.T
 
 
 @contextmanager
-def _random_numbers_of(seed: int, step: int, device: torch.device) -> Iterator[None]:
+def random_numbers_of(seed: int, step: int, device: torch.device, rank: int = 0) -> Iterator[None]:
     """Make torch's generators draw a step's numbers, and restore them afterwards.
 
-    A step draws the same in every placement, and in a run that was interrupted before it.
+    A step draws the same in every placement, and in a run that was interrupted before it. Ranks draw apart.
     """
     devices = [device] if device.type == "cuda" else []
+    entropy = [seed, step, rank] if rank else [seed, step]
     with torch.random.fork_rng(devices):
-        torch.manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]))
+        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
         yield
 
 

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...pipeline.errors import ConfigError
 from ..build import answers_of_run, build_dense_optimizers, build_objective, build_order, build_rates
@@ -32,7 +33,7 @@ from ..config import EXACT_CODEC, TrainConfig
 from ..data.batch import MicroBatches
 from ..data.batch_order import BatchOrder
 from ..data.shards import Shards
-from ..dense.dense_step import GraphStep, logits_of, loss_sum_of
+from ..dense.dense_step import GraphStep, logits_of, loss_sum_of, random_numbers_of, set_mode
 from ..evaluate import Predictor
 from ..loop import Trainer
 from ..metrics import Answers, Meter
@@ -86,11 +87,26 @@ class RankModel(nn.Module):
         dtype = self._config.dense_dtype
         assert dtype != "auto", "resolve chooses it"
         first_sample, _ = part_of_rank(batch.global_samples, rank, world_size)
-        embeddings = self.embeddings(batch)
-        with drawing(self._config.seed, step, first_sample):
-            logits = logits_of(self.dense, batch.dense_BK, embeddings, dtype)
+        dense_BK, embeddings = batch.dense_BK, self.embeddings(batch)
+        # A short batch may leave a rank without samples. All ranks wait for its gradients, which are zeros,
+        # and a user's module need not take an empty batch.
+        if not batch.num_samples:
+            dense_BK, *embeddings = map(_with_sample, (dense_BK, *embeddings))
+        # An evaluation may have come before this step.
+        set_mode(self.dense, is_training=True)
+        seed = self._config.seed
+        with ExitStack() as block:
+            if not self.dense.is_per_sample:
+                block.enter_context(random_numbers_of(seed, step, dense_BK.device, rank))
+            block.enter_context(drawing(seed, step, first_sample))
+            logits = logits_of(self.dense, dense_BK, embeddings, dtype)[: batch.num_samples]
         target = batch.label_B if self._objective is None else self._objective.targets(batch)  # type: ignore[arg-type]
         return loss_sum_of(logits, target.to(logits.device))
+
+
+def _with_sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with one more sample, of zeros."""
+    return torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
 
 
 class TorchRecSteps:
@@ -194,14 +210,24 @@ def build_torchrec_trainer(
     # The same layers with the same values as hotset's own engine builds.
     inputs = replace(ModelInputs.of(shards), labels=answers.labels)
     dense = build_model(model_config, inputs, config.seed, model_source, shards.least_batch_samples)
-    if dense.histories:
-        raise ConfigError("--engine torchrec has no histories, and the model takes lists element by element")
+    _check_layers(dense, ranks.num_ranks)
     if config.loss is None:
         warn_of_probabilities(dense)
     dense = dense.to(device)
     whole = RankModel(HotColdEmbeddings(rows, device), dense, config, objective)
     codecs = codecs_of(exchange, device)
-    model = shard(whole, shards, optimizer, device, uses, codecs, config.staging_bytes)
+    model = shard(
+        whole,
+        shards,
+        rows,
+        optimizer,
+        device,
+        uses,
+        codecs=codecs,
+        cache_bytes=config.staging_bytes,
+        # A user's module may leave layers out.
+        has_unused=isinstance(dense, UserModel),
+    )
     hot = ReplicatedOptimizer(model.module.embeddings.hot, optimizer)
     embeddings = RankRows(model, rows, hot, optimizer, ranks, device)
     embeddings.initialize_rows(config.seed)
@@ -234,6 +260,17 @@ def build_torchrec_trainer(
     )
 
 
+def _check_layers(dense: DenseModel, num_ranks: int) -> None:
+    """Raise ConfigError for layers that TorchRec's ranks cannot train."""
+    if dense.histories:
+        raise ConfigError("--engine torchrec has no histories, and the model takes lists element by element")
+    if num_ranks > 1 and any(isinstance(each, _BatchNorm) for each in dense.modules()):
+        raise ConfigError(
+            "--engine torchrec has no batch normalization on several ranks: each would normalize its own "
+            "part of a batch"
+        )
+
+
 def _build_predictor(
     shards: Shards,
     config: TrainConfig,
@@ -263,21 +300,33 @@ def _build_step_source(
 
 
 def shard(
-    model: RankModel,
+    model: nn.Module,
     shards: Shards,
+    rows: ReplicatedRows,
     optimizer: RowOptimizer,
     device: torch.device,
     uses: RowUses,
-    codecs: Any,
-    cache_bytes: int | None,
+    *,
+    eps: float | None = None,
+    codecs: Any = None,
+    cache_bytes: int | None = None,
+    has_unused: bool | None = None,
+    constraints: Mapping[str, Any] | None = None,
+    plan: Any = None,
 ) -> Any:
     """Shard the tables of a model over the ranks, and make the rest data-parallel.
 
     Args:
+        model: holds one `HotColdEmbeddings` of ``rows``.
         optimizer: that of rows, with its first learning rate.
         uses: of rows by the ranks, from which the plan follows.
+        eps: of Adagrad; None: that of ``optimizer``.
         codecs: TorchRec's, of what the sharded tables exchange; None: it crosses as it is.
         cache_bytes: memory of a GPU for sharded rows; None: what there is.
+        has_unused: whether a step may leave out parameters that are not sharded; None: each step leaves out
+            the same ones.
+        constraints: of tables, see `plan_sharding`.
+        plan: TorchRec's; None: one by its planner.
 
     Returns:
         A ``DistributedModelParallel``.
@@ -292,12 +341,14 @@ def shard(
         "adagrad": EmbOptimType.EXACT_ADAGRAD,
         "rowwise-adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     }
-    settings = {"optimizer": kinds[optimizer.name], "learning_rate": optimizer.lr, "eps": optimizer.eps}
+    settings = {
+        "optimizer": kinds[optimizer.name],
+        "learning_rate": optimizer.lr,
+        "eps": optimizer.eps if eps is None else eps,
+    }
     sharders: Any = [EmbeddingCollectionSharder(fused_params=settings, qcomm_codecs_registry=codecs)]
     with quiet():
-        plan = ShardingPlan({})
-        if len(model.embeddings.cold):
-            rows = model.embeddings.rows
+        if plan is None and any(group.cold_tables for group in rows.groups):
             plan = plan_sharding(
                 model,
                 sharders,
@@ -307,13 +358,17 @@ def shard(
                 device=device,
                 optimizer=optimizer.name,
                 cache_bytes=cache_bytes,
+                constraints=constraints,
             )
-        # A user's module may leave layers out.
         wrapper = DefaultDataParallelWrapper(
-            static_graph=False, find_unused_parameters=isinstance(model.dense, UserModel)
+            static_graph=has_unused is None, find_unused_parameters=bool(has_unused)
         )
         return DistributedModelParallel(
-            model, device=device, plan=plan, sharders=sharders, data_parallel_wrapper=wrapper
+            model,
+            device=device,
+            plan=plan or ShardingPlan({}),
+            sharders=sharders,
+            data_parallel_wrapper=wrapper,
         )
 
 

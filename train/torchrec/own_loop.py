@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ...pipeline.errors import ConfigError, local_path, require_at_least
+from ..build_embeddings import TORCHREC_OPTIMIZERS
 from ..config import Pooling, TrainConfig
 from ..data.batch_order import SeededOrder
 from ..data.dataset import Split
@@ -23,18 +24,13 @@ from ..data.shards import Shards
 from ..ranks.ranks import TorchRanks
 from ..rows.optimizers import RowOptimizer
 from .batches import RankBatches, ReplicatedRows
-from .embeddings import HotColdEmbeddings, ReplicatedOptimizer
-from .engine import quiet
-from .rank_rows import RankRows
-from .sharding import choose_num_replicated, plan_sharding, row_uses
+from .embeddings import ReplicatedOptimizer
+from .engine import shard
+from .rank_rows import RankRows, tables_in
+from .sharding import choose_num_replicated, row_uses
 
 _TIMEOUT_SECONDS = 1800.0
 """Torch's default: a rank may open its shards while the others wait."""
-_OPTIMIZERS = {
-    "sgd": "EXACT_SGD",
-    "adagrad": "EXACT_ADAGRAD",
-    "rowwise-adagrad": "EXACT_ROWWISE_ADAGRAD",
-}
 
 
 class RankData:
@@ -144,30 +140,22 @@ class RankData:
             A ``DistributedModelParallel``, which is called with a batch.
 
         Raises:
-            ConfigError: TorchRec finds no place for a table.
+            ConfigError: no such optimizer, or TorchRec finds no place for a table.
         """
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from torchrec.distributed.embedding import EmbeddingCollectionSharder
-        from torchrec.distributed.model_parallel import DistributedModelParallel
-        from torchrec.distributed.types import ShardingPlan
-
-        fused = {"optimizer": EmbOptimType[_OPTIMIZERS[optimizer]], "learning_rate": lr, "eps": eps}
-        sharders: Any = [EmbeddingCollectionSharder(fused_params=fused)]
-        with quiet():
-            if plan is None and any(group.cold_tables for group in self.rows.groups):
-                plan = plan_sharding(
-                    net,
-                    sharders,
-                    self._shards,
-                    self.rows.num_replicated,
-                    self._uses,
-                    device=self._device,
-                    optimizer=optimizer,
-                    constraints=constraints,
-                )
-            model = DistributedModelParallel(
-                net, device=self._device, plan=plan or ShardingPlan({}), sharders=sharders
-            )
+        if optimizer not in TORCHREC_OPTIMIZERS:
+            known = ", ".join(TORCHREC_OPTIMIZERS)
+            raise ConfigError(f"optimizer must be one of {known}, got {optimizer!r}")
+        model = shard(
+            net,
+            self._shards,
+            self.rows,
+            RowOptimizer(optimizer, lr),
+            self._device,
+            self._uses,
+            eps=eps,
+            constraints=constraints,
+            plan=plan,
+        )
         self._rows_of(model, optimizer).initialize_rows(seed)
         return model
 
@@ -177,11 +165,13 @@ class RankData:
         Give it the rate and ``eps`` of the cold rows: then the rows of a table follow one rule. SGD and
         Adagrad leave rows that no rank looked up as they are; Adam would move them.
         """
+        # Of tables at other ranks a model has parameters, too, which are empty.
+        cold = f"{tables_in(model)[0]}cold."
         sharded = set(map(id, model.fused_optimizer.params.values()))
         return [
             each
             for name, each in model.named_parameters()
-            if ".cold." not in name and id(each) not in sharded
+            if not name.startswith(cold) and id(each) not in sharded
         ]
 
     def tables(self, model: Any) -> dict[str, torch.Tensor]:
@@ -194,6 +184,5 @@ class RankData:
     def _rows_of(self, model: Any, optimizer: str) -> RankRows:
         """Return the rows of a model by table and id."""
         own = RowOptimizer(optimizer, 0.0)
-        (module,) = (each for each in model.module.modules() if isinstance(each, HotColdEmbeddings))
-        hot = ReplicatedOptimizer(dict(module.hot.items()), own)
+        hot = ReplicatedOptimizer(dict(tables_in(model)[1].hot.items()), own)
         return RankRows(model, self.rows, hot, own, self._ranks, self._device)

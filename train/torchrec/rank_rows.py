@@ -94,7 +94,7 @@ class RankRows(Embeddings):
 
     @property
     def _module(self) -> HotColdEmbeddings:
-        return _tables_in(self._model)[1]
+        return tables_in(self._model)[1]
 
     def state_width(self, table: int) -> int:
         """Return the floats of state of a row of a table."""
@@ -106,7 +106,7 @@ class RankRows(Embeddings):
         # Asked anew each time: rows in a cache are written back where TorchRec is asked for its state.
         state = self._model.state_dict()
         of_optimizer = self._model.fused_optimizer.state_dict()["state"]
-        name, module = _tables_in(self._model)
+        name, module = tables_in(self._model)
         found: list[list[HeldPart]] = [[] for _ in self._rows.tables]
         for group in self._rows.groups:
             dim = str(group.embedding_dim)
@@ -118,7 +118,7 @@ class RankRows(Embeddings):
                     state_NW = self._hot.states[dim][own]
                     found[table].append(HeldPart(0, 0, num_hot, 0, group.embedding_dim, weights_ND, state_NW))
                 if num_hot < self._rows.tables[table].num_rows:
-                    key = f"{name}.cold.{dim}.embeddings.{table_name(table)}.weight"
+                    key = f"{name}cold.{dim}.embeddings.{table_name(table)}.weight"
                     found[table] += self._cold_parts(table, state[key], of_optimizer.get(key, {}))
         return found
 
@@ -263,12 +263,12 @@ class RankRows(Embeddings):
                     _set_rows(part, given, table.embedding_dim)
 
 
-def _tables_in(model: Any) -> tuple[str, HotColdEmbeddings]:
-    """Return the name and the embeddings of a model that has them once."""
-    (found,) = (
+def tables_in(model: Any) -> tuple[str, HotColdEmbeddings]:
+    """Return the embeddings of a model that has them once, and how the names of their parameters begin."""
+    ((name, found),) = (
         (name, each) for name, each in model.module.named_modules() if isinstance(each, HotColdEmbeddings)
     )
-    return found
+    return f"{name}." if name else "", found
 
 
 def initial_rows(seed: int, number: int, table: EmbeddingTable, first: int, stop: int) -> torch.Tensor:

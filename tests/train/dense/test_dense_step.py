@@ -34,6 +34,7 @@ from hotset.train.dense.dense_step import (
     HistoryStep,
     MeanPooling,
     build_dense_step,
+    random_numbers_of,
 )
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.layers import DenseModel
@@ -371,6 +372,14 @@ def test_a_model_draws_by_the_seed_and_the_step_alone() -> None:
     assert_equal(noisy_results(2, 7), wanted)
     for other in (noisy_results(2, 8), noisy_results(3, 7)):
         assert not torch.equal(other[0], wanted[0])
+
+
+def test_ranks_draw_apart() -> None:
+    found = []
+    for rank in ((), (0,), (1,), (2,)):
+        with random_numbers_of(3, 5, torch.device("cpu"), *rank):
+            found.append(torch.rand(2).tolist())
+    assert found[0] == found[1] and len(set(map(tuple, found))) == 3
 
 
 def test_a_step_leaves_torchs_generator_as_it_was() -> None:

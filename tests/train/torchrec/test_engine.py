@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ import pytest
 import torch
 
 import hotset.nn
-from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.errors import ConfigError, MissingExtraError
 from hotset.tests.support.processes.torchrec_ranks import FAULTS, Case, losses_of, run_on_ranks, settings_of
+from hotset.tests.support.real_torchrec import torchrec_or_skip
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train import run
 from hotset.train.build_embeddings import resolve
+from hotset.train.build_model import UserModel
 from hotset.train.config import CheckpointSettings
 from hotset.train.data.shards import Shards
 from hotset.train.run_folder.weights import open_weights
@@ -37,9 +40,10 @@ LOGS = {
     "one-hot": ShardSpec(
         num_rows=(30, 400, 900),
         num_hot=(30, 20, 40),
-        batch_size=64,
+        # Parts of ranks are unequal, and the last mixed batch has one sample.
+        batch_size=63,
         num_hot_only=640,
-        num_mixed=700,
+        num_mixed=694,
         num_evaluation=2000,
         embedding_dim=8,
         skew=1.3,
@@ -53,7 +57,7 @@ LOGS = {
         embedding_dim=8,
         batch_size=64,
         num_hot_only=640,
-        num_mixed=700,
+        num_mixed=706,
         num_evaluation=2000,
         skew=1.3,
         has_weight=True,
@@ -65,7 +69,11 @@ ROWWISE = {"embedding_optimizer": "rowwise-adagrad", "dense_optimizer": "adagrad
 RUNS: dict[str, tuple[str, dict[str, Any], float]] = {
     "sgd": ("one-hot", SGD, 1e-5),
     "adagrad": ("one-hot", ADAGRAD, 1e-4),
-    "lists by sgd": ("lists", SGD | {"pooling": "mean", "model": "dcnv2", "dropout": 0.3}, 1e-5),
+    "lists by sgd": (
+        "lists",
+        SGD | {"pooling": "mean", "model": "dcnv2", "dropout": 0.3, "evaluate_every": 4},
+        1e-5,
+    ),
     "lists by rows": ("lists", ROWWISE | {"model": f"{__name__}:Net", "clip_gradient": 0.01}, 1e-4),
     "rates": ("one-hot", ADAGRAD | {"lr_schedule": "cosine", "warmup_steps": 5, "final_lr": 0.1}, 1e-4),
 }
@@ -73,15 +81,18 @@ RUNS: dict[str, tuple[str, dict[str, Any], float]] = {
 
 
 class Net(torch.nn.Module):
-    """A user's module, with a layer that it does not use."""
+    """A user's module, which leaves out a layer and the tables of a dimension, and needs a sample."""
 
     def __init__(self, inputs: hotset.ModelInputs) -> None:
         super().__init__()
-        self.last = torch.nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+        self.last = torch.nn.LazyLinear(1)
         self.unused = torch.nn.Linear(3, 3)
 
     def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        found: torch.Tensor = self.last(torch.cat([dense, *embeddings.values()], dim=1)).squeeze(1)
+        if not dense.shape[0]:
+            raise ValueError("a batch of no samples")
+        used = [emb_BD for emb_BD in embeddings.values() if emb_BD.shape[1] == 8]
+        found: torch.Tensor = self.last(torch.cat([dense, *used], dim=1)).squeeze(1)
         return found
 
 
@@ -153,7 +164,7 @@ def test_the_run_folder_is_an_ordinary_one(tmp_path: Path, capsys: pytest.Captur
     log, data, out = (str(tmp_path / name) for name in ("log.tsv", "data", "run"))
     assert main(["generate", "-q", "--samples", "3000", "--seed", "1", "--scale", "1000", "--out", log]) == 0
     assert main([*PREPROCESS, log, "--out", data]) == 0
-    case = {"shards": data, "out": out, "config": {"embedding_optimizer": "adagrad"}}
+    case = {"shards": data, "out": out, "config": {"embedding_optimizer": "adagrad", "hot_bytes": 2000}}
     assert run_on_ranks(2, tmp_path, [case]) == ["", ""]
     assert main(["verify", "-q", out, "--shards", data]) == 0
     assert main(["evaluate", "-q", out, data]) == 0
@@ -183,6 +194,7 @@ def test_the_run_folder_is_an_ordinary_one(tmp_path: Path, capsys: pytest.Captur
         {"model": "tbsm"},
         {"batch_norm": True},
         {"device": "late"},
+        {"device": "cuda:0"},
     ],
     ids=str,
 )
@@ -195,6 +207,37 @@ def test_settings_of_the_own_engine_are_refused(tmp_path: Path, settings: dict[s
     own = {"engine": "torchrec", "embedding_optimizer": "sgd"}
     with pytest.raises(ConfigError, match=f"--engine torchrec|{name}"):
         resolve(shards, settings_of(own | settings), 2)
+
+
+def test_a_run_without_torchrec_is_refused_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = write_shards(tmp_path / "shards", LOGS["lists"])
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    monkeypatch.delitem(sys.modules, "hotset.train.torchrec.embeddings", raising=False)
+    with pytest.raises(MissingExtraError, match="TorchRec, which is not installed"):
+        run.train(shards, settings_of({"engine": "torchrec"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_adam_of_rows_is_refused_with_the_reason(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", LOGS["lists"]))
+    for device in ("cpu", "cuda"):
+        settings = {"engine": "torchrec", "embedding_optimizer": "adam", "device": device}
+        with pytest.raises(ConfigError, match=r"adam on any device: .* steps of the run") as raised:
+            resolve(shards, settings_of(settings), 2)
+        assert raised.value.hint == "give --embedding-optimizer sgd, adagrad or rowwise-adagrad"
+
+
+def test_batch_normalization_needs_one_rank() -> None:
+    torchrec_or_skip()
+    from hotset.train.torchrec.engine import _check_layers
+
+    inputs = hotset.ModelInputs(3, (), 8)
+    layers = UserModel(torch.nn.Sequential(torch.nn.BatchNorm1d(3)), "Net", inputs)
+    _check_layers(layers, 1)
+    with pytest.raises(ConfigError, match="no batch normalization on several ranks"):
+        _check_layers(layers, 2)
 
 
 @needs_torchrec

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ import hotset
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.real_torchrec import torchrec_or_skip
+from hotset.tests.support.shard_factory import write_shards
+from hotset.train.data.shards import Shards
 
 ROOT = Path(hotset.__file__).resolve().parent
 
@@ -81,6 +85,32 @@ def initial_rows(data: Path, name: str) -> torch.Tensor:
     """The values that rows have before the first step."""
     rows = hotset.nn.Embeddings(data, placement="all-fast", seed=0).state_dict()
     return torch.as_tensor(rows[f"{name}.weight"])
+
+
+class Sharded(torch.nn.Module):
+    """What `RankData` asks of a sharded model, around a net with a layer that is called cold, too."""
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__()
+        self.embeddings = hotset.torchrec.HotColdEmbeddings(rows)
+        self.tower = torch.nn.ModuleDict({"cold": torch.nn.Linear(2, 1)})
+        self.fused_optimizer = SimpleNamespace(params={})
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self
+
+
+def test_a_plain_optimizer_steps_all_but_sharded_rows(tmp_path: Path) -> None:
+    torchrec_or_skip()
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    rows = hotset.torchrec.ReplicatedRows(shards.tables, tuple(table.num_hot for table in shards.tables))
+    data = object.__new__(hotset.torchrec.RankData)
+    net = Sharded(rows)
+    shapes = [tuple(each.shape) for each in data.plain_parameters(net)]
+    assert shapes == [tuple(each.shape) for each in net.embeddings.hot.values()] + [(1, 2), (1,)]
+    with pytest.raises(ConfigError, match="one of sgd, adagrad, rowwise-adagrad, got 'adam'"):
+        data.shard(net, lr=0.1, optimizer="adam")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
