@@ -624,6 +624,14 @@ class TrainConfig(JsonRecord):
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
 
+    @property
+    def tagging_hot_bytes(self) -> int | None:
+        """Budget of the rows by which batches are tagged; None: that of the shards.
+
+        With TorchRec ``hot_bytes`` limits the rows that each rank holds, and the batches stay what they are.
+        """
+        return self.hot_bytes if self.engine == "hotset" else None
+
     def row_optimizer(self, packed_for: str) -> str:
         """Return the optimizer of rows: the one set, else the shards' (``packed_for``)."""
         return self.embedding_optimizer or packed_for

@@ -178,7 +178,7 @@ def faults_against_shards(
         yield f"{opened.manifest.folder} is not what {run} was trained on: its fingerprint is another"
         return
     optimizer = settings.row_optimizer(opened.embedding_optimizer)
-    opened = with_options(with_hot_bytes(opened, settings.hot_bytes, optimizer), settings)
+    opened = with_options(with_hot_bytes(opened, settings.tagging_hot_bytes, optimizer), settings)
     opened.refuse_damage()
     summary = read_object(run / SUMMARY)
     yield from _faults_of_batches(run, opened, settings, summary, is_replay=bool(config.get("is_replay")))
@@ -205,7 +205,7 @@ def _faults_of_batches(
     if numbers.max(initial=0) >= shards.num_training_batches:
         yield f"{run / BATCH_ORDER} has batch {numbers.max()} of {shards.num_training_batches}"
         return
-    if settings.placement != "fae" and not is_replay:
+    if (settings.placement != "fae" or settings.engine != "hotset") and not is_replay:
         order = SeededOrder(shards.is_hot_only, settings.seed, settings.epochs, is_grouped=shards.is_grouped)
         wanted = np.array(list(chain.from_iterable(order.epochs())), np.int32)
         if not np.array_equal(numbers, wanted[: numbers.size]):

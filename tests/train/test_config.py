@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.errors import ByteSize, ConfigError
 from hotset.stats.codecs import CODEC_NAMES
 from hotset.train.config import (
     FIXED_CODECS,
@@ -202,3 +202,8 @@ def test_sizes_stand_for_the_lists() -> None:
     # Terabyte's table of 313,829 rows is base; Kaggle's of 3 rows is the ninth, counted from 1.
     assert published_bounds("terabyte")["C12"] == bound_by_size(313_829) == 0.03
     assert published_bounds("kaggle")["C9"] == bound_by_size(3) == 0.05
+
+
+def test_batches_are_tagged_by_the_budget_of_hotsets_own_engine() -> None:
+    assert TrainConfig(hot_bytes=ByteSize(1000)).tagging_hot_bytes == 1000
+    assert TrainConfig(hot_bytes=ByteSize(1000), engine="torchrec").tagging_hot_bytes is None
