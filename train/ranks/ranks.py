@@ -320,6 +320,9 @@ class TorchRanks:
     @contextmanager
     def lost_ranks(self) -> Iterator[None]:
         """Turn what torch raises when a rank is gone, or late, into one line."""
+        if self.num_ranks == 1:
+            yield
+            return
         if_late = f"no answer in {self._timeout_seconds:g} s (HOTSET_RANK_TIMEOUT)"
         with _lost_ranks(self.rank, if_late, self._pulse):
             yield
@@ -343,8 +346,12 @@ def joined_processes(timeout_seconds: float, device: str) -> Iterator[Ranks]:
         device: cpu or cuda, where tensors of the host cross by gloo still.
     """
     backend = _BACKEND
-    if device.startswith("cuda"):
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
+    # Where there is no such device, the run is refused once all ranks can say so.
+    if device.startswith("cuda") and torch.cuda.is_available():
+        place, count = int(os.environ.get("LOCAL_RANK") or 0), torch.cuda.device_count()
+        if place >= count:
+            raise ConfigError(f"rank {place} of this machine has no CUDA device: there are {count}")
+        torch.cuda.set_device(place)
         backend = f"cpu:{_BACKEND},cuda:nccl"
     if not is_launched() and not dist.is_initialized():
         dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
@@ -401,6 +408,8 @@ def _lost_ranks(rank: int, if_late: str | None = None, pulse: Pulse | None = Non
     """
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError) as error:
         reason = first_reason(error)
         if if_late is not None and _LATE.search(reason):

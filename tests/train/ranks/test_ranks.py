@@ -34,6 +34,7 @@ from hotset.train.ranks.ranks import (
     check_equal_settings,
     first_reason,
     join_ranks,
+    joined_processes,
     joined_ranks,
     measure_link,
     slowest,
@@ -187,12 +188,43 @@ def test_what_torch_raises_where_a_message_begins_is_one_line(monkeypatch: pytes
 
     lone_rank(monkeypatch)
     ranks = join_ranks()
+    ranks.num_ranks = 2
     monkeypatch.setattr(dist, "all_to_all_single", broken)
     try:
         with pytest.raises(RankError, match=r"^rank 0 lost another rank: Connection closed by peer\n"):
             ranks.exchange(Message.unset([0]), Message.unset([0]))
     finally:
         ranks.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_device_is_refused_by_all_ranks_together() -> None:
+    with joined_processes(7, "cuda") as ranks:
+        assert ranks.num_ranks == 1 and dist.get_backend() == "gloo"
+    assert not dist.is_initialized()
+
+
+def test_a_rank_without_a_device_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with (
+        pytest.raises(ConfigError, match="rank 2 of this machine has no CUDA device: there are 2"),
+        joined_processes(7, "cuda"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_other_errors_of_torch_are_not_blamed_on_ranks(num_ranks: int) -> None:
+    with joined_processes(7, "cpu") as ranks:
+        assert isinstance(ranks, torch_ranks.TorchRanks)
+        ranks.num_ranks = num_ranks
+        with pytest.raises(torch.OutOfMemoryError, match="out of memory"), ranks.lost_ranks():
+            raise torch.OutOfMemoryError("out of memory")
+        wanted = RankError if num_ranks > 1 else RuntimeError
+        with pytest.raises(wanted, match="closed"), ranks.lost_ranks():
+            raise RuntimeError("closed")
 
 
 def test_a_process_that_is_no_rank_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
