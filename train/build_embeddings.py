@@ -394,9 +394,11 @@ def _resolve_torchrec(shards: Shards, config: TrainConfig, num_ranks: int) -> Tr
             )
     optimizer = config.row_optimizer(shards.embedding_optimizer)
     if optimizer not in TORCHREC_OPTIMIZERS:
-        why = "FBGEMM has it on a GPU alone" if optimizer == "adam" else "TorchRec has none"
+        why = "TorchRec has none"
+        if optimizer == "adam":
+            why = "FBGEMM's, for GPUs alone, corrects by the steps of the run, and hotset's by those of a row"
         raise ConfigError(
-            f"--engine torchrec does not train rows with {optimizer}: {why}",
+            f"--engine torchrec does not train rows with {optimizer} on any device: {why}",
             hint="give --embedding-optimizer sgd, adagrad or rowwise-adagrad",
         )
     refused = {
@@ -405,6 +407,7 @@ def _resolve_torchrec(shards: Shards, config: TrainConfig, num_ranks: int) -> Tr
         "--model tbsm": choose_model(config, shards.embedding_dim).kind == "tbsm",
         "--batch-norm on several ranks": config.batch_norm and num_ranks > 1,
         f"--device {config.device}": config.device.split(":")[0] not in ("cpu", "cuda"),
+        f"--device {config.device} for all ranks": config.device.startswith("cuda:") and num_ranks > 1,
     }
     for name, is_given in refused.items():
         if is_given:

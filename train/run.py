@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -262,7 +263,7 @@ def prepare_run(
 ) -> PreparedRun:
     """Read and check all that a run begins with."""
     if config.engine == "torchrec":
-        pass  # refuses to be imported without the library
+        import_module(".torchrec.embeddings", __package__)  # refuses to be imported without the library
     # One rank refuses for all, before any of them writes.
     if not is_resumed and ranks.rank == 0:
         refuse_occupied(out)
@@ -270,9 +271,8 @@ def prepare_run(
         refuse_missing_folder(options.slow_dir)
     # The shards first: what the settings leave open follows from them.
     opened = Shards.open(shards)
-    # With TorchRec they limit the rows that each rank holds, and the batches stay what they are.
-    hot_bytes = config.hot_bytes if config.engine == "hotset" else None
-    opened = with_hot_bytes(opened, hot_bytes, config.row_optimizer(opened.embedding_optimizer))
+    optimizer = config.row_optimizer(opened.embedding_optimizer)
+    opened = with_hot_bytes(opened, config.tagging_hot_bytes, optimizer)
     is_hashed = opened.verify(is_first=options.verify)
     whole, opened = opened, with_options(opened, config)
     if config.last_batch != "keep":
