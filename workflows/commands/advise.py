@@ -92,6 +92,7 @@ class AdviseCommand(JsonCommand):
             "link_gbps": None,
             "host_gbps": None,
             "teraflops": None,
+            "workers": 0,
         }
         for name, default in unused.items():
             if getattr(self, name) != default:
@@ -165,7 +166,7 @@ class AdviseCommand(JsonCommand):
         network = Network() if speeds is None else speeds.network()
         device_bytes = self.fast_bytes[0] if self.fast_bytes else None
         with progress_bars() as progress:
-            resources = Resources(workers=self.workers, progress=progress)
+            resources = Resources(progress=progress)
             found = replication_of(
                 shards_in(self.dir),
                 self.devices or (2, 4, 8),

@@ -225,6 +225,7 @@ def test_the_command_prints_what_the_function_returns(
             ("--engine", "torchrec", "--batch-size", "64"),
             "--batch-size changes nothing with --engine torchrec",
         ),
+        (("--engine", "torchrec", "--workers", "1"), "--workers changes nothing with --engine torchrec"),
         (("--engine", "torchrec", "--link-gbps", "5"), "--link-gbps changes nothing with --engine torchrec"),
         (("--engine", "torchrec", "--fast-bytes", "1MiB", "2MiB"), "give one size of --fast-bytes"),
     ],
@@ -277,6 +278,8 @@ def test_a_verdict_says_whether_the_split_pays() -> None:
     )
     fails = splits_sentence(split_row(**{CHOSEN: 0.999e-4}), Network())
     assert fails.startswith("On 8 devices the split does not pay: it saves 0.1% of the bytes that leave")
+    lists = splits_sentence(split_row(**{POOLED: 0.45e-4}), Network())
+    assert "saves 10.0% of the bytes" in lists and "all sharded, take 50.0% less: they send" in lists
     slow = splits_sentence(split_row(**{FAE: 0.5e-4}), Network(exchange_seconds=1e-4))
     assert slow == "On 8 devices the chosen split saves 10.0% of the time of the exchange."
     assert splits_sentence({"devices": 1, "splits": []}, Network()).startswith(
