@@ -42,7 +42,7 @@ from ..model.layers import DenseModel, drawing
 from ..model.shapes import ModelInputs
 from ..optimizing import DenseUpdate, StepRates, Stopping
 from ..placements.step_source import StepSource
-from ..ranks.ranks import Ranks, TorchRanks
+from ..ranks.ranks import Ranks, TorchRanks, check_equal_settings
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import PlannedStep
 from ..threads import WorkThreads
@@ -205,6 +205,8 @@ def build_torchrec_trainer(
     model_config = choose_model(config, shards.embedding_dim)
     uses = row_uses(shards, ranks.num_ranks)
     num_replicated = choose_num_replicated(shards, config, uses)
+    # From sums, which may differ in their last digits between machines.
+    check_equal_settings(ranks, {"rows to replicate": num_replicated})
     rows = ReplicatedRows(shards.tables, num_replicated, model_config.pooling)
 
     # The same layers with the same values as hotset's own engine builds.

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
@@ -88,13 +89,11 @@ def plan_sharding(
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
     from torchrec.distributed.planner.types import PlannerError
 
-    room = _memory_of(device) if cache_bytes is None else cache_bytes
+    total, room = _memory_of(device)
+    room = room if cache_bytes is None else cache_bytes
     own = constraints_of(
         model, shards, num_replicated, uses, device=device, optimizer=optimizer, cache_bytes=room
     )
-    # Where there is no GPU, a plan for GPUs is for those that TorchRec assumes.
-    has_gpu = device.type == "cuda" and torch.cuda.is_available()
-    total = torch.cuda.get_device_properties(device).total_memory if has_gpu else None
     topology = Topology(world_size=uses.num_ranks, compute_device=device.type, hbm_cap=total)
     planner = EmbeddingShardingPlanner(
         topology=topology, batch_size=1, constraints={**own, **(constraints or {})}, debug=False
@@ -163,11 +162,19 @@ def constraints_of(
     return found
 
 
-def _memory_of(device: torch.device) -> int:
-    """Return the bytes of a GPU for sharded rows; those of a CPU are not limited."""
+def _memory_of(device: torch.device) -> tuple[int | None, int]:
+    """Return the bytes of a GPU, and those for sharded rows: the least of all ranks, whose plans are equal.
+
+    Those of a CPU are not limited. Where there is no GPU, a plan for GPUs is for those that TorchRec assumes.
+    """
     if device.type != "cuda" or not torch.cuda.is_available():
-        return 1 << 62
-    return int(_ROOM * torch.cuda.mem_get_info(device)[0])
+        return None, 1 << 62
+    free, total = torch.cuda.mem_get_info(device)
+    found = torch.tensor([total, int(_ROOM * free)], dtype=torch.int64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+    total, room = found.tolist()
+    return total, room
 
 
 def cached_rows(uses: Sequence[NDArray[np.int32]], row_bytes: Sequence[int], cache_bytes: int) -> list[int]:
