@@ -450,6 +450,19 @@ def idle_settings(shards: Shards, config: TrainConfig, given: TrainConfig) -> It
     changed = {
         each.name for each in fields(TrainConfig) if getattr(given, each.name) != getattr(default, each.name)
     }
+    # TorchRec's engine refuses the others of these.
+    if config.engine == "hotset":
+        yield from _idle_of_placement(config, changed)
+    if "pooling" in changed and not multi_hot(shards.tables):
+        yield "pooling", "no feature has lists"
+    if "evaluate_every" in changed and not shards.num_evaluation_samples:
+        yield "evaluate_every", "the shards have no evaluation part"
+    yield from _idle_layers(shards, config, changed)
+    yield from config.recipe.idle_settings()
+
+
+def _idle_of_placement(config: TrainConfig, changed: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the settings that the placement has no use for."""
     placement = f"the placement is {config.placement}"
     if config.placement not in ("lookahead", "cache"):
         # A device reads as far ahead as transfers would, whatever the placement.
@@ -459,12 +472,6 @@ def idle_settings(shards: Shards, config: TrainConfig, given: TrainConfig) -> It
     of_fae = {"fae_variant"} if config.placement != "fae" else set()
     on_slow_tier = {"slow_bytes"} if config.placement == "all-fast" else set()
     yield from ((name, placement) for name in sorted(changed & (of_cache | of_fae | on_slow_tier)))
-    if "pooling" in changed and not multi_hot(shards.tables):
-        yield "pooling", "no feature has lists"
-    if "evaluate_every" in changed and not shards.num_evaluation_samples:
-        yield "evaluate_every", "the shards have no evaluation part"
-    yield from _idle_layers(shards, config, changed)
-    yield from config.recipe.idle_settings()
 
 
 def _idle_layers(shards: Shards, config: TrainConfig, changed: set[str]) -> Iterator[tuple[str, str]]:

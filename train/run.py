@@ -300,12 +300,7 @@ def prepare_run(
         predicts=predicts(config.loss, options.loss_source),
     )
     num_steps = config.epochs * opened.num_training_batches
-    codecs = options.exchange
-    exchange, leaves_codecs_open = ChosenExchange(codecs.exchange, codecs.exchange), False
-    if config.engine == "torchrec" and codecs.exchange_feedback:
-        raise ConfigError("--exchange-feedback is of hotset's own engine, and --engine torchrec has none")
-    if config.engine == "hotset" or ranks.num_ranks == 1:
-        exchange, leaves_codecs_open = _choose_codecs(codecs, num_steps, ranks, recorded)
+    exchange, leaves_codecs_open = _choose_codecs(config, options.exchange, num_steps, ranks, recorded)
     description |= coding_of(exchange, ranks)
     # Weights to start from are checked against the shards, and become part of what decides the bits.
     source = None
@@ -384,7 +379,11 @@ def _idle_options(config: TrainConfig, options: RunOptions) -> Iterator[tuple[st
 
 
 def _choose_codecs(
-    options: ExchangeOptions, num_steps: int, ranks: Ranks, recorded: Mapping[str, Any]
+    config: TrainConfig,
+    options: ExchangeOptions,
+    num_steps: int,
+    ranks: Ranks,
+    recorded: Mapping[str, Any],
 ) -> tuple[ChosenExchange, bool]:
     """Return the codecs that options name, and whether some are left to a measurement.
 
@@ -396,6 +395,10 @@ def _choose_codecs(
         if options.names_codecs:
             _log.warning("one process sends nothing: --exchange changes nothing in this run")
         return ChosenExchange(), False
+    if config.engine == "torchrec":
+        if options.exchange_feedback:
+            raise ConfigError("--exchange-feedback is of hotset's own engine, and --engine torchrec has none")
+        return ChosenExchange(options.exchange, options.exchange), False
     from .ranks.messages import chosen_by
 
     exchange = chosen_by(options, num_steps)
