@@ -202,24 +202,12 @@ def build_torchrec_trainer(
     objective = build_objective(shards, config, answers, loss_source)
     chosen = config.optimizers(shards.embedding_optimizer)
     optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr)
-    model_config = choose_model(config, shards.embedding_dim)
-    uses = row_uses(shards, ranks.num_ranks)
-    num_replicated = choose_num_replicated(shards, config, uses)
-    # From sums, which may differ in their last digits between machines.
-    check_equal_settings(ranks, {"rows to replicate": num_replicated})
-    rows = ReplicatedRows(shards.tables, num_replicated, model_config.pooling)
-
-    # The same layers with the same values as hotset's own engine builds.
-    inputs = replace(ModelInputs.of(shards), labels=answers.labels)
-    dense = build_model(model_config, inputs, config.seed, model_source, shards.least_batch_samples)
-    _check_layers(dense, ranks.num_ranks)
-    if config.loss is None:
-        warn_of_probabilities(dense)
-    dense = dense.to(device)
-    whole = RankModel(HotColdEmbeddings(rows, device), dense, config, objective)
     codecs = codecs_of(exchange, device)
+    dense = _build_layers(shards, config, answers, model_source, ranks.num_ranks).to(device)
+    uses = row_uses(shards, ranks.num_ranks)
+    rows = _divide_rows(shards, config, uses, ranks)
     model = shard(
-        whole,
+        RankModel(HotColdEmbeddings(rows, device), dense, config, objective),
         shards,
         rows,
         optimizer,
@@ -260,6 +248,28 @@ def build_torchrec_trainer(
         ranks=ranks,
         resumables={"stopping": stopping},
     )
+
+
+def _build_layers(
+    shards: Shards, config: TrainConfig, answers: Answers, model_source: ModelSource | None, num_ranks: int
+) -> DenseModel:
+    """Build the layers with the values that hotset's own engine gives them."""
+    inputs = replace(ModelInputs.of(shards), labels=answers.labels)
+    model_config = choose_model(config, shards.embedding_dim)
+    dense = build_model(model_config, inputs, config.seed, model_source, shards.least_batch_samples)
+    _check_layers(dense, num_ranks)
+    if config.loss is None:
+        warn_of_probabilities(dense)
+    return dense
+
+
+def _divide_rows(shards: Shards, config: TrainConfig, uses: RowUses, ranks: Ranks) -> ReplicatedRows:
+    """Choose the rows that every rank holds, the same ones at each."""
+    num_replicated = choose_num_replicated(shards, config, uses)
+    # From sums, which may differ in their last digits between machines.
+    check_equal_settings(ranks, {"rows to replicate": num_replicated})
+    pooling = choose_model(config, shards.embedding_dim).pooling
+    return ReplicatedRows(shards.tables, num_replicated, pooling)
 
 
 def _check_layers(dense: DenseModel, num_ranks: int) -> None:
