@@ -41,6 +41,8 @@ except ImportError as error:
     ) from error
 
 
+# Torch warns each rank of how the library asks whether it is traced.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 # An abstract class: without this TorchRec's pipelines take no batch, whatever methods it has.
 Pipelineable.register(RankBatch)
 
