@@ -502,7 +502,11 @@ def show_plan(plan: RunEstimate, console: Console) -> None:
     free = "" if plan.machines else f" ({format_byte_size(plan.disk_free)} free)"
     peak, cap = format_byte_size(plan.memory_peak), format_byte_size(plan.memory_cap)
     each = " on each machine" if plan.machines else ""
-    console.print(f"Disk: about {format_byte_size(plan.disk_needed)} more{free}.")
+    temporary = max(
+        (stage.work.temporary_bytes for stage in plan.stages if stage.work is not None), default=0
+    )
+    meanwhile = f", and up to {format_byte_size(temporary)} while a stage runs" if temporary else ""
+    console.print(f"Disk: about {format_byte_size(plan.disk_needed)} more{meanwhile}{free}.")
     console.print(f"Memory: at most about {peak}{each} (limit {cap}).")
     console.print("Nothing was written. These are estimates from a few MiB of the log.")
 

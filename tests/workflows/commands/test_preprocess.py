@@ -376,6 +376,8 @@ def test_a_terabyte_on_a_cluster_fits_in_a_terminal(plan: RunEstimate) -> None:
         and "free)" not in below
     )
     assert "on each machine (limit" in below
+    assert " more, and up to 930.4 GiB while a stage runs." in below
+    assert "while a stage runs" not in " ".join(shown(plan))
 
 
 def test_machines_to_plan_for_need_a_dry_run(
