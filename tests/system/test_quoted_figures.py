@@ -552,6 +552,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "torch-quality-real-110k": torch_quality,
     "torch-quality-generated-200k": torch_quality,
     "against-torch": against_torch,
+    "against-torch-layers": against_torch,
     "fuxictr-real-110k": fuxictr,
     "examples": examples,
     "placements-2m": placements,
