@@ -87,7 +87,7 @@ for work in (lambda: ranks.exchange(nothing, nothing)(), lambda: ranks.gather(to
         for _ in range(3):
             work()
     except RankError as error:
-        assert str(error).startswith("rank 0 lost another rank: ") and "timeout" not in str(error), error
+        assert str(error).startswith("rank 0 lost rank 1: ") and "timeout" not in str(error), error
         print("the other is gone", flush=True)
 os._exit(0)
 """
