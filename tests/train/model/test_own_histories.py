@@ -93,6 +93,7 @@ def test_placements_threads_and_devices_end_with_equal_bits(shards: Shards) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # ranks are threads here, and change the same filters
 def test_ranks_end_with_the_bits_of_one_process(
     shards: Shards, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
