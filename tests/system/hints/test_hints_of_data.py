@@ -356,7 +356,7 @@ def test_a_cluster_that_does_not_answer(shell: Shell, monkeypatch: pytest.Monkey
         raise ConnectionError("no answer")
 
     monkeypatch.setattr("ray.init", fail)
-    engine: Any = SimpleNamespace(_num_workers=2, _tasks={})
+    engine: Any = SimpleNamespace(num_workers=lambda: 2, _tasks={})
     assert "unset it" in hint_of(lambda: ray_engine.RayEngine._connect(engine))
     assert hint_of(lambda: ray_engine.RayEngine.check_workers(engine, 3)) == "give fewer --workers"
 
