@@ -90,6 +90,17 @@ def new_folder(path: Path) -> Iterator[Path]:
             lock.release()
 
 
+@contextmanager
+def removed_on_failure(path: Path) -> Iterator[None]:
+    """Remove an incomplete file, which on a full device takes space that others need."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
+
+
 def free_bytes(folder: Path) -> int:
     """Return the bytes that are free where ``folder`` is or would be."""
     return shutil.disk_usage(existing_above(folder)).free

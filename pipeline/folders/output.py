@@ -33,7 +33,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,7 @@ from .disk import (
     link_or_copy,
     mark_removed,
     remove_scratch,
+    removed_on_failure,
     start_generation,
     sync,
     write_errors_explained,
@@ -358,7 +359,7 @@ class Output(RemoteObject):
             ManifestError: the device is full, or the file cannot be written for another such reason.
         """
         aside = self.temporary_path(name)
-        with write_errors_explained(self.folder / name), _removed_on_failure(aside):
+        with write_errors_explained(self.folder / name), removed_on_failure(aside):
             yield aside
             num_bytes, checksum = checksum_of_written(aside)  # while it is in the page cache
             entry = FileEntry(name, num_samples, num_bytes, checksum, facts.to_json() if facts else {})
@@ -426,17 +427,6 @@ class Output(RemoteObject):
         shutil.rmtree(self._partial, ignore_errors=True)
         self._unlock()
         return Manifest.read(self.folder)
-
-
-@contextmanager
-def _removed_on_failure(path: Path) -> Iterator[None]:
-    """Remove an incomplete file, which on a full device takes space that others need."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            path.unlink()
-        raise
 
 
 def check_files(sealed: Manifest) -> None:

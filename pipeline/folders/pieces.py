@@ -21,7 +21,7 @@ import shutil
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..errors import ManifestError, format_byte_size
-from .disk import existing_above, is_in_memory, make_folder, write_synced
+from .disk import existing_above, is_in_memory, make_folder, removed_on_failure, write_synced
 from .manifest import JsonRecord, checksum_of
 
 _CHECKSUM_BYTES = 16
@@ -351,7 +351,7 @@ class PieceFolders:
         checksums = np.empty((self._num_files, _CHECKSUM_BYTES), np.uint8)
         index = PieceIndex(_starts(rows_of_files), _starts(lookups_of_files), checksums)
         aside = path.with_suffix(".tmp")
-        with _errors_explained(self.target), _removed_on_failure(aside):
+        with _errors_explained(self.target), removed_on_failure(aside):
             descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             try:
                 # A full device refuses here, before any row is written.
@@ -460,13 +460,3 @@ def _errors_explained(folder: Path) -> Iterator[None]:
             f"{folder} cannot hold the pieces: {error.strerror or error}",
             hint="free disk space, or give another --scratch; the same command resumes the run",
         ) from error
-
-
-@contextmanager
-def _removed_on_failure(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            path.unlink()
-        raise
