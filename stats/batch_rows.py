@@ -134,12 +134,12 @@ def find_distinct(rows_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
     return distinct[:num_distinct], inverse
 
 
-_MOST_DIGIT_BITS = 11
+MOST_DIGIT_BITS = 11
 """2,048 counters, 16 KiB: they stay in the first-level cache."""
 _LEAST_DIGIT_BITS = 4
 _MOST_DIGITS = 8
-_ROW_SHIFT = 32
-_LOW_BITS = (1 << 32) - 1
+ROW_SHIFT = 32
+LOW_BITS = (1 << 32) - 1
 
 
 class LookupsByRow(NamedTuple):
@@ -166,6 +166,43 @@ class LookupsByRow(NamedTuple):
 
 
 @kernel
+def sort_by_digits(
+    keys_2L: NDArray[np.int64], num_keys: int, counts_DR: NDArray[np.int64], num_digits: int, width: int
+) -> int:
+    """Sort keys ``id << 32 | position`` by id, stably; ``keys_2L[result]`` are sorted. Exact.
+
+    Args:
+        keys_2L: (2, at least ``num_keys``); the keys are in the first half, and both are written.
+        num_keys: keys to sort.
+        counts_DR: how often each value of each digit of the ids occurs; written.
+        num_digits: digits of an id.
+        width: bits of a digit.
+    """
+    low = np.int64((1 << width) - 1)
+    # One pass a digit, the lowest first.
+    # The keys go back and forth between two halves; counters become the first position of each digit's value.
+    half = 0
+    for digit in range(num_digits):
+        counts = counts_DR[digit]
+        total = np.int64(0)
+        for i in range(low + 1):
+            count = counts[i]
+            counts[i] = total
+            total += count
+        source = keys_2L[half]
+        target = keys_2L[1 - half]
+        shift = np.int64(ROW_SHIFT + digit * width)
+        # In their order, so that equal digits keep the order of the digits below them.
+        for i in range(num_keys):
+            key = source[i]
+            value = np.uint64((key >> shift) & low)
+            target[np.uint64(counts[value])] = key
+            counts[value] += 1
+        half = 1 - half
+    return half
+
+
+@kernel
 def _sort_table(
     batch: BatchLookups,
     table: int,
@@ -178,7 +215,7 @@ def _sort_table(
         batch: the lookups.
         table: which of the tables.
         keys_2L: (2, at least the lookups of the table), written.
-        counts_DR: (_MOST_DIGITS, 2 ** _MOST_DIGIT_BITS), workspace.
+        counts_DR: (_MOST_DIGITS, 2 ** MOST_DIGIT_BITS), workspace.
 
     Returns:
         Which half of ``keys`` is sorted; -1 - the position of a lookup whose id is outside the table.
@@ -192,7 +229,7 @@ def _sort_table(
     while (batch.num_rows_F[table] - 1) >> bits > 0:
         bits += 1
     most = _LEAST_DIGIT_BITS
-    while num_lookups >> most > 0 and most < _MOST_DIGIT_BITS:
+    while num_lookups >> most > 0 and most < MOST_DIGIT_BITS:
         most += 1
     num_digits = (bits + most - 1) // most
     width = 0
@@ -209,31 +246,11 @@ def _sort_table(
         row = np.int64(batch.ids_N[position])
         if row < 0 or row >= batch.num_rows_F[table]:
             return -1 - int(position)
-        keys_2L[0, i] = (row << _ROW_SHIFT) | position
+        keys_2L[0, i] = (row << ROW_SHIFT) | position
         for digit in range(num_digits):
             counts_DR[digit, np.uint64((row >> (digit * width)) & low)] += 1
 
-    # Then one pass a digit, the lowest first.
-    # The keys go back and forth between two halves; counters become the first position of each digit's value.
-    half = 0
-    for digit in range(num_digits):
-        counts = counts_DR[digit]
-        total = np.int64(0)
-        for i in range(low + 1):
-            count = counts[i]
-            counts[i] = total
-            total += count
-        source = keys_2L[half]
-        target = keys_2L[1 - half]
-        shift = np.int64(_ROW_SHIFT + digit * width)
-        # In their order, so that equal digits keep the order of the digits below them.
-        for i in range(num_lookups):
-            key = source[i]
-            value = np.uint64((key >> shift) & low)
-            target[np.uint64(counts[value])] = key
-            counts[value] += 1
-        half = 1 - half
-    return half
+    return sort_by_digits(keys_2L, num_lookups, counts_DR, num_digits, width)
 
 
 @kernel
@@ -259,8 +276,8 @@ def _group_lookups(
         keys = keys_2L[half]
         last = np.int64(-1)
         for i in range(batch.offsets_F1[table + 1] - first):
-            row = keys[i] >> _ROW_SHIFT
-            found.order_N[first + i] = np.int32(keys[i] & _LOW_BITS)
+            row = keys[i] >> ROW_SHIFT
+            found.order_N[first + i] = np.int32(keys[i] & LOW_BITS)
             if row != last:
                 found.rows_U[num_rows] = np.int32(row)
                 found.starts_U1[num_rows] = np.int32(first + i)
@@ -287,7 +304,7 @@ def group_lookups(batch: BatchLookups) -> LookupsByRow:
         np.empty(batch.num_rows_F.shape[0] + 1, np.int64),
     )
     keys_2L = np.empty((2, most), np.int64)
-    counts_DR = np.empty((_MOST_DIGITS, 1 << _MOST_DIGIT_BITS), np.int64)
+    counts_DR = np.empty((_MOST_DIGITS, 1 << MOST_DIGIT_BITS), np.int64)
     num_rows = _group_lookups(batch, keys_2L, counts_DR, found)
     if num_rows < 0:
         raise IndexError(-1 - num_rows)

@@ -16,15 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...stats.batch_rows import LOW_BITS, MOST_DIGIT_BITS, ROW_SHIFT, sort_by_digits
 from ...stats.kernel import kernel
 
 # ruff: noqa: N815  (arrays carry shape suffixes)
 
 MARKS_PER_LOOKUP = 4
 """Rows of a table for each of its cold lookups up to which marks are faster than a sort."""
-_MOST_DIGIT_BITS = 11
-_PLACE_BITS = 32
-_LOW_BITS = (1 << _PLACE_BITS) - 1
 
 
 class SampleLookups(NamedTuple):
@@ -172,45 +170,26 @@ def _sort_distinct(
     bits = 0
     while (num_rows - 1) >> bits > 0:
         bits += 1
-    num_digits = max((bits + _MOST_DIGIT_BITS - 1) // _MOST_DIGIT_BITS, 1)
+    num_digits = max((bits + MOST_DIGIT_BITS - 1) // MOST_DIGIT_BITS, 1)
     width = (bits + num_digits - 1) // num_digits
     low = np.int64((1 << width) - 1)
     counts_DR = np.zeros((num_digits, low + 1), np.int64)
     for lookup in range(num_lookups):
         row = ids_M[lookup]
-        keys_2L[0, lookup] = (row << _PLACE_BITS) | lookup
+        keys_2L[0, lookup] = (row << ROW_SHIFT) | lookup
         for digit in range(num_digits):
             counts_DR[digit, np.uint64((row >> (digit * width)) & low)] += 1
 
-    # One pass a digit, the lowest first; counters become the first place of each value.
-    half = 0
-    for digit in range(num_digits):
-        counts_R = counts_DR[digit]
-        total = np.int64(0)
-        for value in range(low + 1):
-            count = counts_R[value]
-            counts_R[value] = total
-            total += count
-        source = keys_2L[half]
-        target = keys_2L[1 - half]
-        shift = np.int64(_PLACE_BITS + digit * width)
-        for lookup in range(num_lookups):
-            key = source[lookup]
-            number = np.uint64((key >> shift) & low)
-            target[np.uint64(counts_R[number])] = key
-            counts_R[number] += 1
-        half = 1 - half
-
-    keys_L = keys_2L[half]
+    keys_L = keys_2L[sort_by_digits(keys_2L, num_lookups, counts_DR, num_digits, width)]
     last = np.int64(-1)
     num_distinct = 0
     for lookup in range(num_lookups):
-        row = keys_L[lookup] >> _PLACE_BITS
+        row = keys_L[lookup] >> ROW_SHIFT
         if row != last:
             distinct_C[num_distinct] = row
             num_distinct += 1
             last = row
-        ids_M[np.uint64(keys_L[lookup] & _LOW_BITS)] = first + num_distinct - 1
+        ids_M[np.uint64(keys_L[lookup] & LOW_BITS)] = first + num_distinct - 1
     return num_distinct
 
 
