@@ -284,11 +284,11 @@ class _Reading(NamedTuple):
 
 def _share_reading(shards: Shards, ranks: Ranks, micro_batches: MicroBatches) -> tuple[Node, _Reading]:
     """Let this rank read its own samples, and one rank of each machine the lookups of all."""
-    from .ranks.node import Node, NodeLookups, RankBatches
+    from .ranks.node import Node, NodeLookups, OwnBatches
 
     node = Node(ranks)
     lookups = NodeLookups(shards, node)
-    return node, _Reading(RankBatches(shards, micro_batches, lookups.read).read, lookups.read)
+    return node, _Reading(OwnBatches(shards, micro_batches, lookups.read).read, lookups.read)
 
 
 def _build_rows(

@@ -114,7 +114,7 @@ class Lookups(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLookups:
+class LookupsOfBatch:
     """The lookups of a batch alone; the fields are those of `Batch`."""
 
     ids_BF: NDArray[np.int32]
@@ -125,10 +125,10 @@ class BatchLookups:
     def num_samples(self) -> int:
         return int(self.ids_BF.shape[0])
 
-    def cut(self, first: int, stop: int) -> BatchLookups:
+    def cut(self, first: int, stop: int) -> LookupsOfBatch:
         """Return those of the samples from ``first`` to before ``stop``."""
         bags = tuple(bags.cut(first, stop) for bags in self.bags)
-        return BatchLookups(self.ids_BF[first:stop], bags, self.is_hot_only)
+        return LookupsOfBatch(self.ids_BF[first:stop], bags, self.is_hot_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankBatch(Batch):
+class OwnBatch(Batch):
     """A batch whose lookups are all there, and whose other columns are those of one rank's samples."""
 
     own: Batch
@@ -195,7 +195,7 @@ class RankBatch(Batch):
     """The first and the last-plus-one of them."""
 
     @classmethod
-    def of(cls, own: Batch, lookups: BatchLookups, part: tuple[int, int]) -> RankBatch:
+    def of(cls, own: Batch, lookups: LookupsOfBatch, part: tuple[int, int]) -> OwnBatch:
         """Put together what a rank has read of a batch."""
         return cls(
             label_B=own.label_B,
@@ -439,11 +439,11 @@ def join(parts: Sequence[Batch]) -> Batch:
     )
 
 
-def join_lookups(parts: Sequence[BatchLookups]) -> BatchLookups:
+def join_lookups(parts: Sequence[LookupsOfBatch]) -> LookupsOfBatch:
     """Return the lookups of several batches as those of one."""
     bags = zip(*(part.bags for part in parts), strict=True)
     ids_BF = np.concatenate([part.ids_BF for part in parts])
-    return BatchLookups(ids_BF, tuple(map(_join_bags, bags)), all(part.is_hot_only for part in parts))
+    return LookupsOfBatch(ids_BF, tuple(map(_join_bags, bags)), all(part.is_hot_only for part in parts))
 
 
 def _join_bags(parts: Sequence[FeatureBags]) -> FeatureBags:

@@ -33,7 +33,7 @@ from ...pipeline.formats.batch_checksums import BLOCK_SAMPLES, block_bounds
 from ...pipeline.formats.sample_columns import is_there, type_of
 from ...pipeline.formats.stored_batches import StoredBatch, StoredBuffer
 from ...pipeline.schema.schema import GROUP, LABEL, WEIGHT
-from .batch import Batch, BatchLookups, FeatureBags
+from .batch import Batch, FeatureBags, LookupsOfBatch
 
 _ALIGNMENT = 64
 Chunks = tuple[NDArray[np.uint8], ...]
@@ -356,7 +356,7 @@ class ShardFile:
         columns: Columns,
         is_hot_only: bool,
         *,
-        lookups: BatchLookups | None = None,
+        lookups: LookupsOfBatch | None = None,
         part: tuple[int, int] | None = None,
     ) -> Batch:
         """Read batch ``index``.
@@ -396,7 +396,7 @@ class ShardFile:
             of_samples,
         )
 
-    def read_lookups(self, index: int, columns: Columns, is_hot_only: bool) -> BatchLookups:
+    def read_lookups(self, index: int, columns: Columns, is_hot_only: bool) -> LookupsOfBatch:
         """Read the lookups of batch ``index`` alone; raises as `read`."""
         return ids_of(self._arrays(index, ("ids", *columns.multi_hot), None), columns, is_hot_only)
 
@@ -479,12 +479,12 @@ def check_offsets(name: str, offsets_B1: NDArray[np.int32], num_elements: int) -
         raise ValueError(f"the offsets of {name!r} are out of order")
 
 
-def ids_of(arrays: BatchArrays, columns: Columns, is_hot_only: bool) -> BatchLookups:
+def ids_of(arrays: BatchArrays, columns: Columns, is_hot_only: bool) -> LookupsOfBatch:
     """Return the lookups of a batch."""
     ids_BF = np.empty((arrays.num_samples, 0), np.int32)
     if columns.num_one_hot or "ids" in arrays.names:
         ids_BF = arrays.values("ids", np.int32, columns.num_one_hot)
-    return BatchLookups(ids_BF, tuple(map(arrays.bags, columns.multi_hot)), is_hot_only)
+    return LookupsOfBatch(ids_BF, tuple(map(arrays.bags, columns.multi_hot)), is_hot_only)
 
 
 def refuse_wild_values(

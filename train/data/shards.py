@@ -57,7 +57,7 @@ from ...stats.batch_rows import first_stray_lookup
 from ...stats.ranking.ranking import tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import tag_cold_bags
-from .batch import Batch, BatchLookups, EmbeddingTable, Lookups, join, join_lookups, with_histories
+from .batch import Batch, EmbeddingTable, Lookups, LookupsOfBatch, join, join_lookups, with_histories
 from .shard_file import Columns, ShardFile
 
 _log = logging.getLogger(__name__)
@@ -398,7 +398,7 @@ class Shards:
             return join([batch, self._read(self._merged[number], ShardFile.read)])
         return batch
 
-    def training_lookups(self, number: int) -> BatchLookups:
+    def training_lookups(self, number: int) -> LookupsOfBatch:
         """The lookups of training batch ``number``, whose other columns are not read."""
         lookups = self._read(self._training[number], ShardFile.read_lookups)
         if number in self._merged:
@@ -406,7 +406,7 @@ class Shards:
             return join_lookups([lookups, merged])
         return lookups
 
-    def training_samples(self, number: int, lookups: BatchLookups, part: tuple[int, int]) -> Batch:
+    def training_samples(self, number: int, lookups: LookupsOfBatch, part: tuple[int, int]) -> Batch:
         """Some samples of training batch ``number``, whose lookups were read.
 
         Args:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
 from ...stats.exchange import StepRows, rank_masks
-from ..data.batch import Batch, BatchIds, BatchLookups, EmbeddingTable, Lookups, MicroBatches, join
+from ..data.batch import Batch, BatchIds, EmbeddingTable, Lookups, LookupsOfBatch, MicroBatches, join
 from ..rows.backends import NumbaRows
 from ..rows.embeddings import Embeddings
 from ..rows.kernels import copy_rows
@@ -56,7 +56,7 @@ class RankedGroup(TableGroup):
         """Return the rows that a training step serves, each once, and what crosses."""
         return self._read(batch, self.micro_batches.cut(batch), self._ranks_of(batch), is_training=True)
 
-    def look_at(self, lookups: BatchLookups) -> GroupExchange:
+    def look_at(self, lookups: LookupsOfBatch) -> GroupExchange:
         """Return what would cross in a step if all rows had been used."""
         own = lookups.cut(*self.micro_batches.own_part(lookups.num_samples))
         part = self._read(lookups, own, self._ranks_of(lookups), is_training=False)

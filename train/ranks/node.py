@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB, format_byte_size
-from ..data.batch import Batch, BatchLookups, FeatureBags, MicroBatches, RankBatch
+from ..data.batch import Batch, FeatureBags, LookupsOfBatch, MicroBatches, OwnBatch
 from ..data.shards import Shards
 from .ranks import RankError, Ranks
 
@@ -146,7 +146,7 @@ class NodeLookups:
         self._entries = view[_HEAD:table_bytes].view(_ENTRY)
         self._ring = view[table_bytes:]
 
-    def read(self, number: int) -> BatchLookups:
+    def read(self, number: int) -> LookupsOfBatch:
         """Return the lookups of a training batch.
 
         Raises:
@@ -161,7 +161,7 @@ class NodeLookups:
                 self._keep(number, found)
         return found
 
-    def _find(self, number: int) -> BatchLookups | None:
+    def _find(self, number: int) -> LookupsOfBatch | None:
         """Copy the lookups of a batch out of the ring; None where they are not there any more."""
         end, num_bytes = self._entries[number].tolist()
         if not end or int(self._written[0]) - (end - num_bytes) > self._ring.size:
@@ -169,7 +169,7 @@ class NodeLookups:
         stop = (end - 1) % self._ring.size + 1
         return _unpacked(self._ring[stop - num_bytes : stop].copy())
 
-    def _keep(self, number: int, lookups: BatchLookups) -> None:
+    def _keep(self, number: int, lookups: LookupsOfBatch) -> None:
         """Write the lookups of a batch to the ring, over the oldest ones."""
         packed = _packed(lookups)
         size = self._ring.size
@@ -185,7 +185,7 @@ class NodeLookups:
         self._entries[number] = (start + packed.size, packed.size)
 
 
-def _packed(lookups: BatchLookups) -> NDArray[np.uint8]:
+def _packed(lookups: LookupsOfBatch) -> NDArray[np.uint8]:
     """Return lookups as numbers of 32 bits: sizes of the parts first."""
     parts = [np.ascontiguousarray(lookups.ids_BF).reshape(-1)]
     parts += [part for bags in lookups.bags for part in (bags.offsets_B1, bags.ids_N)]
@@ -195,7 +195,7 @@ def _packed(lookups: BatchLookups) -> NDArray[np.uint8]:
     return packed
 
 
-def _unpacked(packed: NDArray[np.uint8]) -> BatchLookups:
+def _unpacked(packed: NDArray[np.uint8]) -> LookupsOfBatch:
     """Return lookups whose arrays are in ``packed``."""
     numbers = packed.view(np.int32)
     num_sizes = int(numbers[0])
@@ -203,10 +203,10 @@ def _unpacked(packed: NDArray[np.uint8]) -> BatchLookups:
     bounds = np.cumsum([1 + num_sizes, num_samples * num_ids, *sizes]).tolist()
     ids, *parts = (numbers[start:stop] for start, stop in pairwise(bounds))
     bags = tuple(map(FeatureBags, parts[::2], parts[1::2]))
-    return BatchLookups(ids.reshape(num_samples, num_ids), bags, bool(is_hot_only))
+    return LookupsOfBatch(ids.reshape(num_samples, num_ids), bags, bool(is_hot_only))
 
 
-class RankBatches:
+class OwnBatches:
     """Training batches as one rank needs them: its samples, and the lookups of all.
 
     Args:
@@ -216,7 +216,7 @@ class RankBatches:
     """
 
     def __init__(
-        self, shards: Shards, micro_batches: MicroBatches, lookups: Callable[[int], BatchLookups]
+        self, shards: Shards, micro_batches: MicroBatches, lookups: Callable[[int], LookupsOfBatch]
     ) -> None:
         self._shards = shards
         self._micro_batches = micro_batches
@@ -227,4 +227,4 @@ class RankBatches:
         lookups = self._lookups(number)
         part = self._micro_batches.own_part(lookups.num_samples)
         own = self._shards.training_samples(number, lookups, part)
-        return RankBatch.of(own, lookups, part)
+        return OwnBatch.of(own, lookups, part)

@@ -17,16 +17,16 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.batch_checksums import BLOCK_SAMPLES
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
-from hotset.train.data.batch import BatchLookups, MicroBatches, RankBatch
+from hotset.train.data.batch import LookupsOfBatch, MicroBatches, OwnBatch
 from hotset.train.data.shard_file import ShardFile, UnchangedFile
 from hotset.train.data.shards import Shards
 from hotset.train.ranks.exchange import choose_owners
-from hotset.train.ranks.node import Node, NodeLookups, RankBatches, SharedMemory
+from hotset.train.ranks.node import Node, NodeLookups, OwnBatches, SharedMemory
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.workflows.drawn_shards import DrawnShards
 
 
-def assert_equal(found: BatchLookups, wanted: BatchLookups) -> None:
+def assert_equal(found: LookupsOfBatch, wanted: LookupsOfBatch) -> None:
     np.testing.assert_array_equal(found.ids_BF, wanted.ids_BF)
     assert found.is_hot_only == wanted.is_hot_only
     for own, its in zip(found.bags, wanted.bags, strict=True):
@@ -39,7 +39,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     read: list[int] = []
     training_lookups = Shards.training_lookups
 
-    def noting(shards: Shards, number: int) -> BatchLookups:
+    def noting(shards: Shards, number: int) -> LookupsOfBatch:
         read.append(number)
         return training_lookups(shards, number)
 
@@ -232,7 +232,7 @@ def test_a_rank_reads_its_own_samples(
     def work(ranks: Ranks) -> Counter[str]:
         shards = Shards.open(folder)
         micro_batches = MicroBatches(batch_size, num_ranks, ranks.rank, num_ranks)
-        batches = RankBatches(shards, micro_batches, NodeLookups(shards, Node(ranks)).read)
+        batches = OwnBatches(shards, micro_batches, NodeLookups(shards, Node(ranks)).read)
         for number in range(num_batches):
             batch = batches.read(number)
             first, stop = micro_batches.own_part(batch_size)
@@ -261,14 +261,14 @@ def test_parts_that_end_inside_a_block_read_at_most_two_more(
     for rank in range(num_ranks):
         shards = Shards.open(folder)
         micro_batches = MicroBatches(batch_size, num_shares, rank, num_ranks)
-        batches = RankBatches(shards, micro_batches, shards.training_lookups)
+        batches = OwnBatches(shards, micro_batches, shards.training_lookups)
         for number in range(3):
             wanted = whole.training_batch(number)
             first, stop = micro_batches.own_part(wanted.num_samples)
             counted.counts().clear()
             found = batches.read(number)
             assert counted.counts()["samples"] <= (stop - first + 2 * BLOCK_SAMPLES) * row_bytes
-            assert isinstance(found, RankBatch)
+            assert isinstance(found, OwnBatch)
             own, its = found.cut(first, stop), wanted.cut(first, stop)
             np.testing.assert_array_equal(own.label_B, its.label_B)
             np.testing.assert_array_equal(own.dense_BK, its.dense_BK)
@@ -283,7 +283,7 @@ def test_merged_batches_are_read_in_two_parts(tmp_path: Path) -> None:
     assert whole.num_samples == 32 + 22
     for rank in range(4):
         micro_batches = MicroBatches(32, 4, rank, 4)
-        found = RankBatches(shards, micro_batches, shards.training_lookups).read(last)
+        found = OwnBatches(shards, micro_batches, shards.training_lookups).read(last)
         first, stop = micro_batches.own_part(whole.num_samples)
         own, its = found.cut(first, stop), whole.cut(first, stop)
         np.testing.assert_array_equal(own.dense_BK, its.dense_BK)
