@@ -24,6 +24,7 @@ from ..pipeline.schema.schema import WEIGHT
 from .checkpoints.resume import Interrupted, Interrupts, RunCheckpoints
 from .checkpoints.writer import NotFiniteError
 from .config import ExchangePrediction
+from .data.batch import UnfitBatchError
 from .loop import Trainer
 from .metrics import Kind, Quality, RunQuality, Scores
 from .ranks.ranks import first_says
@@ -201,7 +202,8 @@ class RunLog:
         if self._saved is None or not self._trainer.step or is_alone:
             raise error
         self.save_last()
-        if isinstance(error, ShardsElsewhereError):
+        # The same command cannot go on with a batch that its model does not take.
+        if isinstance(error, (ShardsElsewhereError, UnfitBatchError)):
             raise error
         raise type(error)(
             f"{error}; the checkpoint of step {self._saved.last_written} is kept",

@@ -120,7 +120,7 @@ PLACES_AT_A_TIME = 4
 class BackgroundIterator(Generic[Item]):
     """Iterate ``items`` in a thread, at most ``depth`` ahead of the caller.
 
-    An exception in the thread is raised by the caller's next step, before items that are still queued.
+    An exception in the thread is raised once the items before it are taken.
 
     Args:
         given_back: places returned to the thread together; it may be up to ``given_back - 1`` items less
@@ -149,10 +149,10 @@ class BackgroundIterator(Generic[Item]):
         while True:
             taken = self._queue.get() if self._next is None else self._next
             self._next = None
-            # Set before the end is queued, and so before this thread could wait for ever.
-            if self._error is not None:
-                raise self._error
             if not taken:
+                # Set before the end was queued.
+                if self._error is not None:
+                    raise self._error
                 return
             num_taken += 1
             if num_taken == self._given_back:
@@ -165,7 +165,7 @@ class BackgroundIterator(Generic[Item]):
         """Wait for the next item; return the exception that the caller's next step would raise instead."""
         if self._next is None:
             self._next = self._queue.get()
-        return self._error
+        return None if self._next else self._error
 
     def close(self) -> None:
         """Stop the thread at its next item."""

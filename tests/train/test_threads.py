@@ -45,7 +45,7 @@ def test_the_maker_stays_at_most_so_far_ahead() -> None:
     assert used == 20
 
 
-def test_an_error_arrives_before_what_is_in_the_queue() -> None:
+def test_an_error_arrives_after_what_is_in_the_queue() -> None:
     def items() -> Iterator[int]:
         yield 0
         yield 1
@@ -58,6 +58,9 @@ def test_an_error_arrives_before_what_is_in_the_queue() -> None:
     assert next(steps) == 0
     used.set()
     ahead._thread.join()
+    assert ahead.fault() is None
+    assert next(steps) == 1
+    assert isinstance(ahead.fault(), OSError)
     with pytest.raises(OSError, match="no more"):
         next(steps)
 

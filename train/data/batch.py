@@ -214,6 +214,10 @@ class OwnBatch(Batch):
         return self.own
 
 
+class UnfitBatchError(ShardError):
+    """A whole batch that the model cannot take."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchIds:
     """The lookups of a batch in one table group, by sample, then feature."""
@@ -333,7 +337,7 @@ class IdReader:
         A history ends with its last bag.
 
         Raises:
-            ShardError: a history is longer than the model takes.
+            UnfitBatchError: a history is longer than the model takes.
         """
         num_samples = lengths_BF.shape[0]
         samples_B1 = np.arange(num_samples, dtype=np.int64)[:, None]
@@ -343,7 +347,7 @@ class IdReader:
                 continue
             longest = int(lengths_BF[:, number].max(initial=0))
             if longest > most:
-                raise ShardError(
+                raise UnfitBatchError(
                     f"a sample has {longest} elements in {self._chosen[number].name}, and the model takes "
                     f"{most} at most",
                     hint=f"give tbsm --model-args '{{\"history_length\": {longest - 1}}}', or a class of "

@@ -281,7 +281,7 @@ def test_states_and_settings_that_do_not_fit_are_refused(folder: Path, tmp_path:
 
 
 def test_a_keyed_jagged_tensor_needs_torchrec(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchrec", None)
+    monkeypatch.setitem(sys.modules, "torchrec.sparse.jagged_tensor", None)
     with pytest.raises(ConfigError, match="keyed_jagged needs torchrec"):
         next(iter(ShardDataset(folder, keyed_jagged=True)))
 
