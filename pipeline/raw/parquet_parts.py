@@ -207,7 +207,7 @@ class ParquetParts(RawParts):
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each part; those that are finished are not read again."""
         for part in self.describe(finished):
-            yield from part.unread() if isinstance(part, PartsInOrder) else (part,)
+            yield from part.unread(finished) if isinstance(part, PartsInOrder) else (part,)
 
     def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart | PartsInOrder]:
         """Yield each part, or a row group of several; those that are finished are not read again."""
@@ -221,12 +221,12 @@ class ParquetParts(RawParts):
             else:
                 yield PartsInOrder(opened, run)
 
-    def iterate_rows(self, rows: RowRun) -> Iterator[UnreadPart]:
+    def iterate_rows(self, rows: RowRun, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield the parts of a row group."""
         opened = self if self._footer is not None else self._opened()
         row = rows.first_row
         for batch in opened._cut(opened._batches(rows.groups, rows.rows_of_part, opened._numbered)):
-            yield opened._part(batch, row, batch.num_rows, {})
+            yield opened._part(batch, row, batch.num_rows, finished)
             row += batch.num_rows
 
     def _opened(self) -> ParquetParts:

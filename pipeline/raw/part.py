@@ -103,9 +103,11 @@ class PartsInOrder:
     rows: Any = None
     """Rows of the file that they have; None for all."""
 
-    def unread(self) -> Iterator[UnreadPart]:
-        """Yield each part."""
-        return self.parts.iterate({}) if self.rows is None else self.parts.iterate_rows(self.rows)
+    def unread(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
+        """Yield each part; those among the files ``finished`` may be left unread."""
+        if self.rows is None:
+            return self.parts.iterate(finished)
+        return self.parts.iterate_rows(self.rows, finished)
 
 
 class RawParts:
@@ -132,8 +134,8 @@ class RawParts:
         """
         raise NotImplementedError
 
-    def iterate_rows(self, rows: Any) -> Iterator[UnreadPart]:
-        """Yield the parts of some rows, which `describe` gave."""
+    def iterate_rows(self, rows: Any, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
+        """Yield the parts of some rows, which `describe` gave, as `iterate` does."""
         raise NotImplementedError
 
     def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart | PartsInOrder]:

@@ -467,7 +467,7 @@ def _ingest_unit(
     if isinstance(unit, HotsetError):
         raise unit
     found = []
-    for part in unit.unread() if isinstance(unit, PartsInOrder) else (unit,):
+    for part in unit.unread(output.finished) if isinstance(unit, PartsInOrder) else (unit,):
         found.append(_ingest_part(part, file, config, output, trust_names))
         if found[-1][1] is not None:
             break

@@ -570,10 +570,15 @@ def test_small_groups_beside_large_ones_are_read_once(tmp_path: Path) -> None:
     assert [entry.num_samples for _, entry in columns.parts()] == [*[1] * 8, *[100] * 5, 40, 90, 1]
 
 
-def test_a_run_whose_parts_another_version_cut_is_refused(tmp_path: Path) -> None:
-    small_groups(tmp_path / "log", 60, 3)
-    config = IngestConfig(schema=SMALL_GROUPS)
-    (part,) = open_log(inspect_logs([tmp_path / "log"])[0], 0, config).iterate({})
+@pytest.mark.parametrize(("group_rows", "block_bytes"), [(3, 1 << 20), (600, 4000)])
+def test_a_run_whose_parts_another_version_cut_is_refused(
+    tmp_path: Path, group_rows: int, block_bytes: int
+) -> None:
+    """Whether a part has several row groups, or a row group several parts."""
+    small_groups(tmp_path / "log", 600, group_rows)
+    config = IngestConfig(schema=SMALL_GROUPS, block_bytes=ByteSize(block_bytes))
+    part, *others = open_log(inspect_logs([tmp_path / "log"])[0], 0, config).iterate({})
+    assert bool(others) == (group_rows == 600)
     entry: Any = SimpleNamespace(path=part.name, read_facts=lambda kind: SimpleNamespace(num_lines=3))
     parts = open_log(inspect_logs([tmp_path / "log"])[0], 0, config)
     with pytest.raises(ManifestError, match=r"has other rows of .*log than this version") as caught:
