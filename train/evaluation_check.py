@@ -11,7 +11,7 @@ import threading
 
 from ..pipeline.errors import HotsetError, ShardError
 from .data.shards import Shards
-from .ranks.ranks import Ranks, raise_on_any_rank
+from .ranks.ranks import Ranks, wait_for_all
 
 
 class EvaluationCheck:
@@ -36,11 +36,14 @@ class EvaluationCheck:
         """Wait for the last file; raises what is wrong, at every rank. All ranks call this."""
         if self._is_over:
             return
-        self._thread.join()
-        with raise_on_any_rank(self._ranks):
-            if self.fault is not None:
-                raise self.fault
+        # Ranks may need minutes longer than others for their part.
+        wait_for_all(self._ranks, self._wait)
         self._is_over = True
+
+    def _wait(self) -> None:
+        self._thread.join()
+        if self.fault is not None:
+            raise self.fault
 
     def close(self) -> None:
         """Leave the files that are not hashed yet, once that of the moment is."""

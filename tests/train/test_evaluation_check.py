@@ -17,12 +17,13 @@ from hotset.pipeline.errors import HotsetError, ShardError
 from hotset.pipeline.formats.stored_batches import DamagedBatchError
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.config import TrainConfig
 from hotset.train.data import shards as shards_module
 from hotset.train.data.batch_order import read_batch_order
 from hotset.train.data.shards import Shards
 from hotset.train.evaluation_check import EvaluationCheck
-from hotset.train.ranks.ranks import OneRank
+from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.run import RunOptions, train
 
 CONFIG = TrainConfig(threads=1, log_every=2, placement="all-fast", epochs=2, seed=3, micro_batches=2)
@@ -160,6 +161,23 @@ def test_the_check_leaves_files_when_the_run_ends(folder: Path) -> None:
         with pytest.raises(ShardError, match="evaluation-00000"):
             check.wait()
         check.close()
+
+
+def test_ranks_wait_for_one_that_hashes_longer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = threading.Event()
+    work = EvaluationCheck._work
+
+    def working(check: EvaluationCheck) -> None:
+        if check._ranks.rank:
+            hashed.wait(0.6)
+        work(check)
+
+    monkeypatch.setattr(EvaluationCheck, "_work", working)
+
+    def check(ranks: Ranks) -> None:
+        EvaluationCheck(Shards.open(folder), ranks).wait()
+
+    run_thread_ranks(2, check, timeout_seconds=0.3)
 
 
 def test_a_file_that_is_gone_or_cannot_be_opened_ends_the_run_too(

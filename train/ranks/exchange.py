@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -109,17 +110,20 @@ def choose_owners(
     owners = [np.empty(0, np.uint8)]
     rows_of_ranks = np.zeros(num_ranks, np.int64)
     most = max(1, _RANGE_BYTES // (_COUNT_BYTES * num_ranks))
-    for first in range(0, num_rows, most):
+    own = (0, 1) if node is None else (node.rank, node.num_ranks)
+
+    def count(first: int) -> NDArray[np.uint32]:
         uses_KW = np.zeros((min(most, num_rows - first), num_ranks), np.uint32)
-        own = (0, 1) if node is None else (node.rank, node.num_ranks)
         for number in range(own[0], shards.num_training_batches, own[1]):
             ids = reader.read(shards.training_lookups(number))
             lookups = reader.by_row(ids)
             ranks_B = ranks_of_batch(ids.num_samples, shards.batch_size, num_shares, num_ranks)
             masks_U = rank_masks(lookups, ranks_of_lookups(ranks_B, ids), num_ranks)
             count_uses(keys_of(lookups, first_key_F1), masks_U, first, uses_KW)
-        if node is not None:
-            uses_KW = node.summed(uses_KW)
+        return uses_KW
+
+    for first in range(0, num_rows, most):
+        uses_KW = count(first) if node is None else node.summed(partial(count, first))
         owners.append(owners_by_use(uses_KW, rows_of_ranks, first))
     return np.concatenate(owners)
 

@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB, format_byte_size
 from ..data.batch import Batch, FeatureBags, LookupsOfBatch, MicroBatches, OwnBatch
 from ..data.shards import Shards
-from .ranks import RankError, Ranks
+from .ranks import RankError, Ranks, raise_on_any_rank, wait_for_all
 
 _RING_BYTES = 256 * MIB
 """Lookups of about 1,200 batches of 2,048 samples of the Kaggle log."""
@@ -34,6 +35,9 @@ _HEAD = 8
 """Bytes before the entries: how many were ever written to the ring."""
 _ENTRY = np.dtype([("end", "<i8"), ("num_bytes", "<i8")])
 """Of each batch: where its lookups end, counted over all laps of the ring; 0 where they were never there."""
+_LOCK_SECONDS = 10.0
+"""How long a rank waits for one that reads a batch, before it reads by itself."""
+_POLL_SECONDS = 0.0005
 
 
 class Node:
@@ -76,18 +80,24 @@ class Node:
             os.close(descriptor)
         return memory if all(bool(has_it[rank]) for rank in self._members) else None
 
-    def summed(self, own: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the sum of the counts of this machine's ranks; all ranks of the run call this."""
+    def summed(self, count: Callable[[], NDArray[np.uint32]]) -> NDArray[np.uint32]:
+        """Return the sum of what this machine's ranks count; all ranks of the run call this.
+
+        Raises:
+            HotsetError: what a rank raises as it counts, or there is no memory; at every rank.
+        """
+        # Ranks count for as long as it takes, and one that fails leaves no other with a call of its own.
+        own = wait_for_all(self._ranks, count)
         memory = self.share(own.nbytes)
         total = own
-        if memory is not None:
-            total = memory.view[: own.nbytes].view(np.uint32).reshape(own.shape)
-            with memory.locked():
-                total += own
         # Everybody has added its part before anybody reads the sum.
-        self._ranks.gather(torch.zeros(1, dtype=torch.bool, device="cpu"))
-        if memory is None and self.num_ranks > 1:
-            raise RankError(f"this machine has no {format_byte_size(own.nbytes)} of memory for its ranks")
+        with raise_on_any_rank(self._ranks):
+            if memory is not None:
+                total = memory.view[: own.nbytes].view(np.uint32).reshape(own.shape)
+                with memory.locked():
+                    total += own
+            elif self.num_ranks > 1:
+                raise RankError(f"this machine has no {format_byte_size(own.nbytes)} of memory for its ranks")
         return total.copy()
 
 
@@ -103,8 +113,8 @@ def _machine() -> bytes:
 class SharedMemory:
     """Memory of one machine, and the lock that its writers hold.
 
-    The lock of the file excludes other ranks, and a rank that ends gives it back. The threads of a rank have
-    the file open once, and so exclude each other by another lock.
+    The lock of the file excludes other ranks, and a rank that ends gives it back; one that is stopped does
+    not. The threads of a rank have the file open once, and so exclude each other by another lock.
 
     Raises:
         OSError: there is no such memory.
@@ -118,12 +128,24 @@ class SharedMemory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
+        """Hold both locks; raises RankError where another rank has had its own for long."""
         with self._of_threads:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while not self._has_lock():
+                if time.monotonic() > deadline:
+                    raise RankError(f"a rank of this machine holds shared memory for {_LOCK_SECONDS:g} s")
+                time.sleep(_POLL_SECONDS)
             try:
                 yield
             finally:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _has_lock(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 class NodeLookups:
@@ -152,14 +174,15 @@ class NodeLookups:
         Raises:
             ShardError: they cannot be read, or are damaged.
         """
-        if self._memory is None:
-            return self._shards.training_lookups(number)
-        with self._memory.locked():
-            found = self._find(number)
-            if found is None:
-                found = self._shards.training_lookups(number)
-                self._keep(number, found)
-        return found
+        if self._memory is not None:
+            # A rank that is stopped is named where the others wait for its messages, not here.
+            with suppress(RankError), self._memory.locked():
+                found = self._find(number)
+                if found is None:
+                    found = self._shards.training_lookups(number)
+                    self._keep(number, found)
+                return found
+        return self._shards.training_lookups(number)
 
     def _find(self, number: int) -> LookupsOfBatch | None:
         """Copy the lookups of a batch out of the ring; None where they are not there any more."""

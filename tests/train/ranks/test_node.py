@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotset.pipeline.errors import HotsetError, ShardError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.batch_checksums import BLOCK_SAMPLES
 from hotset.tests.support.shard_factory import write_shards
@@ -20,9 +22,10 @@ from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.data.batch import LookupsOfBatch, MicroBatches, OwnBatch
 from hotset.train.data.shard_file import ShardFile, UnchangedFile
 from hotset.train.data.shards import Shards
+from hotset.train.ranks import node as node_module
 from hotset.train.ranks.exchange import choose_owners
 from hotset.train.ranks.node import Node, NodeLookups, OwnBatches, SharedMemory
-from hotset.train.ranks.ranks import OneRank, Ranks
+from hotset.train.ranks.ranks import OneRank, Ranks, raise_on_any_rank
 from hotset.workflows.drawn_shards import DrawnShards
 
 
@@ -101,6 +104,28 @@ def test_the_lock_excludes_the_threads_of_a_rank(tmp_path: Path) -> None:
     thread.join()
 
 
+def test_a_rank_does_not_wait_for_one_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "shards")
+    monkeypatch.setattr(node_module, "_LOCK_SECONDS", 0.05)
+
+    def work(ranks: Ranks) -> None:
+        lookups = NodeLookups(Shards.open(folder), Node(ranks))
+        is_held = ranks.gather(torch.zeros(1))
+        if ranks.rank == 0:
+            assert lookups._memory is not None
+            with lookups._memory.locked():
+                ranks.gather(is_held[0])
+                ranks.gather(is_held[0])
+            return
+        ranks.gather(is_held[0])
+        assert_equal(lookups.read(3), Shards.open(folder).training_lookups(3))
+        ranks.gather(is_held[0])
+
+    run_thread_ranks(2, work, timeout_seconds=10)
+
+
 def test_what_a_killed_rank_has_half_overwritten_is_read_anew(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", multi_hot=(1,))
     wanted = [Shards.open(folder).training_lookups(number) for number in range(8)]
@@ -155,7 +180,7 @@ def test_ranks_that_cannot_share_memory_read_for_themselves(
         for number in range(8):
             lookups.read(number)
         counts = np.full(3, ranks.rank + 1, np.uint32)
-        return node.num_ranks, int(node.summed(counts)[0])
+        return node.num_ranks, int(node.summed(lambda: counts)[0])
 
     assert run_thread_ranks(2, work) == [(1, 1), (1, 2)]
     assert Counter(read) == Counter([*range(8)] * 2)
@@ -164,7 +189,7 @@ def test_ranks_that_cannot_share_memory_read_for_themselves(
 def test_one_rank_shares_nothing(tmp_path: Path) -> None:
     node = Node(OneRank())
     assert (node.rank, node.num_ranks, node.share(100)) == (0, 1, None)
-    assert node.summed(np.array([4], np.uint32)).tolist() == [4]
+    assert node.summed(lambda: np.array([4], np.uint32)).tolist() == [4]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -180,6 +205,31 @@ def test_owners_are_those_that_one_rank_finds(
 
     assert run_thread_ranks(num_ranks, work) == [wanted.tobytes()] * num_ranks
     assert Counter(read) == Counter(range(8))
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_batch_that_one_rank_cannot_count_is_an_error_of_all(
+    damaged: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "shards")
+    training_lookups = Shards.training_lookups
+
+    def read(shards: Shards, number: int) -> LookupsOfBatch:
+        if number == damaged:
+            raise ShardError("damaged")
+        return training_lookups(shards, number)
+
+    monkeypatch.setattr(Shards, "training_lookups", read)
+
+    def work(ranks: Ranks) -> str:
+        node = Node(ranks)
+        with pytest.raises(HotsetError) as refused, raise_on_any_rank(ranks):
+            choose_owners(Shards.open(folder), [0, 1, 2], 2, 2, node)
+        return str(refused.value)
+
+    wanted = [f"rank {damaged} cannot start"] * 2
+    wanted[damaged] = "damaged"
+    assert run_thread_ranks(2, work) == wanted
 
 
 class BytesRead:
