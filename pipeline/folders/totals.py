@@ -139,8 +139,6 @@ class MappedTable(JsonRecord):
 
 TableInfo = VocabularyTable | PlannedTable
 """A table in a folder with ids."""
-NamedTable = CountedTable | TableInfo
-"""A table in any folder of `preprocess`."""
 Order = Literal["frequency", "peel", "sampled"]
 """The order of importance of a vocabulary's rows."""
 

@@ -215,7 +215,7 @@ def pack(
     if phases is not None:
         phases.pieces.remove()
     write_checksums(output)
-    return output.seal(_totals(config, inputs, output))
+    return output.seal(_totals(inputs, output))
 
 
 def _sizes(inputs: PackInputs, todo: list[ShuffledFile], room: int, of_workers: int) -> PackSizes:
@@ -380,7 +380,7 @@ def _num_unlabeled(rows: NDArray[np.int32], inputs: PackInputs) -> int:
     return int(np.isnan(rows[:, LABEL].view(np.float32)).sum()) if inputs.log.labels else 0
 
 
-def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTotals:
+def _totals(inputs: PackInputs, output: Output) -> ShardsTotals:
     """Return what a trainer needs, so that it needs no other folder."""
     plan = PlanTotals.of(inputs.plan)
     settings = PlanSettings.of(inputs.plan)

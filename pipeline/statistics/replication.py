@@ -1,8 +1,8 @@
 """Replicated rows for training on several devices, from the batches of shards.
 
-`choose_replicated` gives a run its replicated rows; `replication_of` compares them with other ways to place
-rows, as `hotset advise --engine torchrec` prints. Both count how ranks use rows in all training batches, or
-in `MOST_STEPS` of a longer epoch, drawn evenly from hot-only and mixed ones.
+`count_uses` counts how ranks use rows in all training batches, or in `MOST_STEPS` of a longer epoch, drawn
+evenly from hot-only and mixed ones. `replication_of` compares the rows to replicate that follow with other
+ways to place rows, as `hotset advise --engine torchrec` prints.
 """
 
 from __future__ import annotations
@@ -81,32 +81,6 @@ def table_sizes(shards: Manifest, optimizer: str) -> list[TableSize]:
         TableSize(table.num_rows, dim, row_bytes(dim, optimizer), max(1, len(table.features)))
         for table, dim in zip(totals.tables, totals.embedding_dims, strict=True)
     ]
-
-
-def choose_replicated(
-    shards: Manifest,
-    num_ranks: int,
-    *,
-    replicated_bytes: int | None = None,
-    optimizer: str | None = None,
-    network: Network | None = None,
-) -> tuple[int, ...]:
-    """Return how many rows of each table to replicate on all ranks, in the order of the shards' tables.
-
-    A function of the shards and the arguments alone, so every rank finds the same. On one rank none.
-
-    Args:
-        shards: of the training.
-        num_ranks: devices that take part.
-        replicated_bytes: most bytes of replicated rows with their state on each device; None: no limit.
-        optimizer: of rows; None: the one the shards were made for.
-        network: speeds between devices; None compares bytes.
-    """
-    tables = table_sizes(shards, optimizer or ShardsTotals.of(shards).embedding_optimizer)
-    if num_ranks == 1:
-        return (0,) * len(tables)
-    uses = count_uses(shards, num_ranks)
-    return choose_prefixes(uses, tables, network or Network(), replicated_bytes).num_replicated
 
 
 CHOSEN, DISTINCT, POOLED, FAE = "chosen split", "all sharded, distinct", "all sharded", "FAE: all hot rows"

@@ -49,7 +49,6 @@ from ...pipeline.statistics.replication import (
     CHOSEN,
     DISTINCT,
     FAE,
-    choose_replicated,
     count_uses,
     replication_of,
     table_sizes,
@@ -58,7 +57,7 @@ from ...pipeline.statistics.traffic import Trace, ranked_epoch
 from ...stats.codecs import CODEC_NAMES, MessageShape, codec_of
 from ...stats.exchange import MOST_RANKS, RankedEpoch, count_exchange
 from ...stats.kernel import kernel
-from ...stats.replication import Network, Traffic, traffic_of
+from ...stats.replication import Network, Traffic, choose_prefixes, traffic_of
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.data.shards import Shards
@@ -378,7 +377,7 @@ def spy_on_ranks(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     for num_ranks in options.ranks:
         uses = count_uses(shards.manifest, num_ranks)
         splits = {
-            CHOSEN: choose_replicated(shards.manifest, num_ranks),
+            CHOSEN: choose_prefixes(uses, tables, Network()).num_replicated,
             DISTINCT: (0,) * len(tables),
             FAE: tuple(table.num_hot for table in totals.tables),
         }
