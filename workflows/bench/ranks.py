@@ -27,10 +27,8 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import os
-import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
@@ -42,7 +40,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import MIB, ByteSize, ConfigError, HotsetError
+from ...pipeline.errors import MIB, ByteSize, ConfigError
 from ...pipeline.folders.manifest import hash_file
 from ...pipeline.folders.totals import ShardsTotals
 from ...pipeline.statistics.replication import (
@@ -61,11 +59,12 @@ from ...stats.replication import Network, Traffic, choose_prefixes, traffic_of
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.data.shards import Shards
+from ...train.recipe_options import RecipeOptions
 from ...train.run import train
 from ...train.run_folder.reader import read_weights
+from .examples.torchrec_ranks import Spy, call_on_ranks
 from .harness import (
     Facts,
-    free_port,
     median_ratio,
     new_log,
     new_parser,
@@ -87,9 +86,11 @@ _BLOCK = 2048
 _BLOCK_BYTES = 8
 _MATCH_BYTES = 2
 _LONGEST = 255
+_SPY_ERROR, _SPY_BYTES = 0.03, 64
+"""Largest error of predicted bytes of a step, as a share, and in bytes where next to none are predicted."""
 
 PARSER = new_parser(__spec__, __doc__)
-PARSER.add_argument("what", choices=("bytes", "codecs", "speed", "splits", "spy", "spied"))
+PARSER.add_argument("what", choices=("bytes", "codecs", "speed", "splits", "spy"))
 PARSER.add_argument("--samples", type=int, default=2_000_000, help="samples of the generated log")
 PARSER.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks to count for")
 PARSER.add_argument("--embedding-dim", type=int, default=16)
@@ -97,14 +98,10 @@ PARSER.add_argument("--rounds", type=int, default=5, help="turns of each contest
 PARSER.add_argument("--batch-sizes", type=int, nargs="+", default=[4096, 16384, 65536], help="of splits")
 PARSER.add_argument("--budgets", type=int, nargs="+", default=[1, 4, 16], help="of splits: MiB of hot rows")
 PARSER.add_argument("--steps", type=int, help="of spy; by default an epoch, whose bytes are predicted")
-PARSER.add_argument("--data", type=Path, help="shards of a spied rank")
-PARSER.add_argument("--split", help="replicated rows of each table of a spied rank, as JSON")
 
 
 def measure(options: argparse.Namespace) -> Facts:
     """Measure what the options select."""
-    if options.what == "spied":
-        return spy_on_rank(options)
     least = 1 if options.what == "spy" else 2
     if not all(least <= ranks <= MOST_RANKS for ranks in options.ranks):
         raise ConfigError(f"ranks must be from {least} to {MOST_RANKS}")
@@ -381,11 +378,12 @@ def spy_on_ranks(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
             DISTINCT: (0,) * len(tables),
             FAE: tuple(table.num_hot for table in totals.tables),
         }
+        runs = folder / f"{num_ranks}-ranks"
+        runs.mkdir()
+        of_ranks = call_on_ranks(num_ranks, runs, spy_on_rank, data, runs, splits, options.steps)
         for name, num_replicated in splits.items():
             predicted = traffic_of(uses, tables, num_replicated, Network())
-            counted = _spied(
-                data, folder / f"{num_ranks}-{name[:3]}", num_ranks, num_replicated, options.steps
-            )
+            counted = [step for own in of_ranks for step in own[name]]
             found.append({"ranks": num_ranks, "split": name, **_compared(counted, predicted, num_ranks)})
             tell(json.dumps(found[-1]))
     return {
@@ -393,33 +391,8 @@ def spy_on_ranks(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
         "batch_size": batch_size,
         "hot_bytes": int(hot_bytes),
         "spied": found,
+        "faults": [fault for each in found for fault in _faults(each)],
     }
-
-
-def _spied(
-    data: Path, out: Path, num_ranks: int, num_replicated: tuple[int, ...], steps: int | None
-) -> list[Facts]:
-    """Train on ranks and return what each of them handed over in each step."""
-    out.mkdir()
-    words = [sys.executable, "-m", __spec__.name, "spied", "--data", str(data)]
-    words += ["--scratch", str(out), "--split", json.dumps(num_replicated)]
-    words += ["--steps", str(steps)] if steps else []
-    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(num_ranks)}
-    launched |= {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(num_ranks)}
-    files = [out / f"rank-{rank}.json" for rank in range(num_ranks)]
-    processes = [
-        subprocess.Popen(
-            [*words, "--out", str(file)],
-            env=os.environ | launched | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank, file in enumerate(files)
-    ]
-    # TorchRec sometimes aborts as it exits, when everything is written.
-    for process in processes:
-        process.wait()
-    if not all(file.exists() for file in files):
-        raise HotsetError("a rank of spy failed; its messages are above")
-    return [step for file in files for step in json.loads(file.read_text())["steps"]]
 
 
 def _compared(steps: list[Facts], predicted: Traffic, num_ranks: int) -> Facts:
@@ -445,55 +418,49 @@ def _compared(steps: list[Facts], predicted: Traffic, num_ranks: int) -> Facts:
     return found
 
 
-def spy_on_rank(options: argparse.Namespace) -> Facts:
-    """Train as one of several ranks, with a spy around each step; return what each step handed over."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+def _faults(row: Facts) -> list[str]:
+    """Return what is wrong with a comparison of `_compared`."""
+    name = f"{row['ranks']} ranks, {row['split']}"
+    found = []
+    for kind in ("hot_only", "mixed"):
+        if (own := row.get(kind)) is None:
+            continue
+        if (own["all_to_all_calls"] > 0) != (kind == "mixed" and row["ranks"] > 1):
+            found.append(f"{name}: {own['all_to_all_calls']} all-to-alls in a {kind} step")
+        # A run has a few messages that are no step's.
+        for what, predicted in {**own["predicted"], "other": 0}.items():
+            if abs(own["counted"][what] - predicted) > max(_SPY_ERROR * predicted, _SPY_BYTES):
+                found.append(f"{name}: {own['counted'][what]} bytes of {what}, predicted {predicted}")
+    return found
 
-    from ...train.config import TrainConfig
-    from ...train.recipe_options import RecipeOptions
-    from ...train.run import train
 
+def spy_on_rank(data: Path, folder: Path, splits: dict[str, tuple[int, ...]], num_steps: int | None) -> Facts:
+    """Train as one of several ranks with each split, and return what each step handed over."""
     # By name, since the module cannot be imported without the library.
     engine: Any = import_module("hotset.train.torchrec.engine")
-
-    class Spy(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """Counts the calls of collectives and the bytes handed to them, those of C++ code included."""
-
-        def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self.seen: Counter[str] = Counter()
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.namespace == "c10d":
-                name = func._schema.name.removeprefix("c10d::").strip("_")
-                kind = {"alltoall_base": "all_to_all", "allreduce": "all_reduce"}.get(name, "other")
-                sent = args[1] if name == "alltoall_base" else args[0]
-                tensors = sent if isinstance(sent, (list, tuple)) else [sent]
-                self.seen[f"{kind}_calls"] += 1
-                self.seen[kind] += sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
-            return func(*args, **(kwargs or {}))
-
-    steps: list[Facts] = []
     run_step = engine.TorchRecSteps.train
+    steps: list[Facts] = []
 
     def spied(own: Any, step: Any, number: int, rates: Any) -> Any:
         with Spy() as spy:
             total = run_step(own, step, number, rates)
+        sent, calls = spy.num_bytes, spy.calls["alltoall_base"]
         # Dense layers and the loss are alike in every step and with every split.
         dense = sum(each.nbytes for each in own._model.module.dense.parameters()) + total.nbytes
-        seen = {name: spy.seen[name] for name in ("all_to_all", "all_to_all_calls", "all_reduce", "other")}
-        seen["all_reduce"] -= dense
-        steps.append({"is_hot_only": step.batch.is_hot_only, **seen})
+        seen = {"all_to_all": sent.pop("alltoall_base", 0), "all_reduce": sent.pop("allreduce", 0) - dense}
+        kind = {"is_hot_only": step.batch.is_hot_only, "all_to_all_calls": calls}
+        steps.append(kind | seen | {"other": sent.total()})
         return total
 
     engine.TorchRecSteps.train = spied
-    split = tuple(json.loads(options.split))
-    engine.choose_num_replicated = lambda *_: split
-    settings: Facts = {"engine": "torchrec", "threads": 1, "recipe": RecipeOptions(max_steps=options.steps)}
-    config = TrainConfig(**settings)
-    train(options.data, config, options.scratch / "run")
-    return {"steps": steps}
+    config = TrainConfig(engine="torchrec", threads=1, recipe=RecipeOptions(max_steps=num_steps))
+    found = {}
+    for number, (name, split) in enumerate(splits.items()):
+        engine.choose_num_replicated = lambda *_, split=split: split
+        steps.clear()
+        train(data, config, folder / f"{number}")
+        found[name] = list(steps)
+    return found
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m hotset.tests.support.processes.torchrec_ranks CASES.json
 
 A case may plant a fault in the batches, and says how many rows are replicated. What each step handed to c10d
-is counted at rank 0, DDP's calls in C++ included.
+is counted at rank 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,11 +22,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotset.train import run
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.recipe_options import RecipeOptions
+from hotset.workflows.bench.examples.torchrec_ranks import Spy
 
 Case = dict[str, Any]
 """``shards``, ``out``, ``config``; and perhaps ``num_replicated``, ``fault``, ``init_from``; ``every``, the
@@ -70,23 +69,6 @@ def settings_of(settings: dict[str, Any]) -> TrainConfig:
     recipe = RecipeOptions(**{name: settings[name] for name in of_recipe})
     own = {name: value for name, value in settings.items() if name not in of_recipe}
     return TrainConfig(**{"threads": 1, "log_every": 1} | own, recipe=recipe)
-
-
-class Spy(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the calls of c10d, and the bytes handed to them."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
-            name = func._schema.name.removeprefix("c10d::").strip("_")
-            sent = args[1] if name == "alltoall_base" else args[0]
-            self.seen[name] += 1
-            tensors = sent if isinstance(sent, (list, tuple)) else [sent]
-            self.seen[f"{name} bytes"] += sum(each.nbytes for each in tensors)
-        return func(*args, **(kwargs or {}))
 
 
 def _shifted_ids(batch: Any) -> Any:
@@ -137,7 +119,7 @@ def _train(case: Case) -> None:
     def train(self: Any, step: Any, number: int, rates: Any) -> torch.Tensor:
         with Spy() as spy:
             loss: torch.Tensor = original[2](self, step, number, rates)
-        seen.append((step.batch.is_hot_only, dict(spy.seen)))
+        seen.append((step.batch.is_hot_only, dict(spy.calls)))
         return loss
 
     try:
