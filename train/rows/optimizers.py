@@ -2,7 +2,7 @@
 
 All are lazy: a step touches the rows a batch looks up and no others, state included. For Adam this means that
 the averages of a row decay, and are corrected for bias, by the steps that row has taken. Torch's SparseAdam
-corrects by the steps of the run, which makes the first steps of a rare row far too large.
+corrects by the steps of the run, which makes the first step of a rare row up to 3.2 times the rate.
 
 An update runs with Numba on the host and with torch on any device. Both do the same float32 operations in the
 same order, so on the CPU they give the same bits. Torch runs each operation as a separate kernel, so no

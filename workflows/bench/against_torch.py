@@ -69,9 +69,11 @@ class Layers:
 
 LAYERS = {"kaggle": Layers((512, 256, 64), (512, 256), None), "small": Layers((64,), (64,), 32)}
 RECIPES = {
-    # Adagrad for rows and Adam for the dense layers; Adam for all, as FuxiCTR has it; SGD for all, as DLRM.
+    # Adagrad for rows and Adam for the dense layers; Adam for all, as FuxiCTR has it, by the rate of rows of
+    # hotset and by that of torch; SGD for all, as DLRM.
     "adagrad": TrainConfig(embedding_optimizer="adagrad", threads=1),
     "adam": TrainConfig(embedding_optimizer="adam", threads=1),
+    "adam-0.001": TrainConfig(embedding_optimizer="adam", embedding_lr=0.001, threads=1),
     "sgd": TrainConfig(embedding_optimizer="sgd", dense_optimizer="same", threads=1),
 }
 Scores = dict[str, float]
@@ -109,6 +111,8 @@ class Program:
     """Initial values: own draws, those of hotset, or draws from FuxiCTR's distributions."""
     has_batches: bool = False
     """Whether it trains on the batches of hotset in their order."""
+    has_lazy_adam: bool = False
+    """Whether Adam leaves rows without lookups as they are; otherwise their averages move them on."""
 
 
 HOTSET: dict[str, Literal["grouped", "original"]] = {
@@ -122,6 +126,7 @@ PROGRAMS = {
     "torch, batches of hotset": Program(has_batches=True),
     "torch, both of hotset": Program(values="hotset", has_batches=True),
     "torch, values as FuxiCTR's": Program(values="fuxictr"),
+    "torch, SparseAdam": Program(has_lazy_adam=True),
 }
 
 PARSER = new_parser(__spec__, __doc__)
@@ -421,16 +426,17 @@ def train_torch(data: Data, program: Program, config: TrainConfig) -> Scores:
     torch.manual_seed(config.seed)
     chosen = config.optimizers(data.shards.embedding_optimizer)
     # Rows without a gradient stay as they are under SGD and Adagrad, so sparse gradients do the same and are
-    # quicker. Under Adam such rows move on.
-    is_sparse = chosen.embedding_optimizer != "adam"
+    # quicker. Under torch's Adam such rows move on.
+    is_sparse = chosen.embedding_optimizer != "adam" or program.has_lazy_adam
     build = PlainDlrm if config.model == "dlrm" else PlainDcn
     net = build(config, data.shards.num_dense, data.rows, is_sparse)
     draw_values(net, as_fuxictr=program.values == "fuxictr")
     if program.values == "hotset":
         take_values_of_hotset(net, data.shards, config)
     kinds: Any = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    lazy: Any = {"adam": torch.optim.SparseAdam} if program.has_lazy_adam else {}
     optimizers = [
-        kinds[chosen.embedding_optimizer](net.tables.parameters(), lr=chosen.embedding_lr),
+        (kinds | lazy)[chosen.embedding_optimizer](net.tables.parameters(), lr=chosen.embedding_lr),
         kinds[chosen.dense_optimizer](net.dense_parameters(), lr=chosen.dense_lr),
     ]
     samples, loss_of = data.training, nn.BCEWithLogitsLoss()

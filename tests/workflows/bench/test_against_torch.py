@@ -43,13 +43,16 @@ def test_finished_trainings_are_not_done_again(tmp_path: Path, monkeypatch: pyte
         "dlrm",
         "--optimizers",
         "sgd",
+        "adam-0.001",
         "--programs",
         "torch",
-        "hotset",
+        "torch, SparseAdam",
         "--cells",
         str(tmp_path / "cells"),
     )
     first = run(tmp_path, *few)
+    same, other = (case["auc_difference"]["torch, SparseAdam"] for case in first["cases"])
+    assert same["mean"] == 0 != other["mean"], "only Adam has a lazy twin"
     monkeypatch.setattr(against_torch.Data, "scores_of", lambda *case: pytest.fail("trained again"))
     assert run(tmp_path, *few)["cases"] == first["cases"]
 

@@ -112,7 +112,7 @@ def test_the_optimizer_is_named_once(log: Path, tmp_path: Path, capsys: pytest.C
     assert "warning" not in capsys.readouterr().err
     config = json.loads((tmp_path / "follows/config.json").read_text())["config"]
     assert (config["embedding_optimizer"], config["dense_optimizer"]) == ("adam", "adam")
-    assert (config["embedding_lr"], config["dense_lr"]) == (0.001, 0.001)
+    assert (config["embedding_lr"], config["dense_lr"]) == (0.005, 0.001)
     # Told otherwise it obeys, and reports smaller rows to no one.
     assert main(["train", data, "--embedding-optimizer", "sgd", "--out", str(tmp_path / "told")]) == 0
     config = json.loads((tmp_path / "told/config.json").read_text())["config"]
