@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError, ManifestError
 from hotset.pipeline.export import export_shards
-from hotset.pipeline.folders.manifest import Manifest, checksum_of_written
+from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import PlanTotals, by_feature
 from hotset.pipeline.formats.arrow_files import read_batch
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
@@ -45,6 +45,7 @@ from hotset.tests.support.logs.other_logs import (
     write_parquet,
 )
 from hotset.tests.support.naive.naive_stages import naive_table, rows_of, tags_of
+from hotset.tests.support.preprocess_runs import stopped_after
 from hotset.tests.support.resealed import set_in_manifest
 from hotset.train.data.shards import Shards
 from hotset.workflows.cli import main
@@ -271,19 +272,8 @@ def test_workers_memory_and_interruptions_change_no_byte(
     monkeypatch.setattr("hotset.pipeline.stages.pack.room_for", lambda stage, cap, needed, **others: needed)
     monkeypatch.setattr("hotset.pipeline.stages.encode.room_for", lambda stage, cap, needed, **others: needed)
     for number in (6, 15, 10**9):
-        left = number
-
-        def stopping(path: Path) -> tuple[int, str]:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            return checksum_of_written(path)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("hotset.pipeline.folders.output.checksum_of_written", stopping)
-            with suppress(KeyboardInterrupt):
-                preprocess(raw, config, tmp_path / f"out{number}", Resources(workers=2))
+        with stopped_after(number), suppress(KeyboardInterrupt):
+            preprocess(raw, config, tmp_path / f"out{number}", Resources(workers=2))
         preprocess(raw, config, tmp_path / f"out{number}", Resources(workers=3))
         assert tree_of(tmp_path / f"out{number}") == tree_of(tmp_path / "whole")
 

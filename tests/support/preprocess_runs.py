@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hotset.pipeline.errors import ByteSize
-from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.manifest import Manifest, checksum_of_written
 from hotset.pipeline.formats import arrow_files, batch_checksums
 from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig
 from hotset.pipeline.stages.count import CountConfig
@@ -85,3 +88,20 @@ def failing_writer(num_files: int, error: type[BaseException]) -> Callable[..., 
         return arrow_files.write_batch(path, columns_or_schema)
 
     return failing
+
+
+@contextmanager
+def stopped_after(num_files: int) -> Iterator[None]:
+    """Raise KeyboardInterrupt once so many files were written."""
+    left = num_files
+
+    def stopping(path: Path) -> tuple[int, str]:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return checksum_of_written(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotset.pipeline.folders.output.checksum_of_written", stopping)
+        yield

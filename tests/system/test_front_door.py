@@ -14,15 +14,19 @@ from hotset.tests.support.real_torchrec import torchrec_or_skip
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def printed(code: str) -> str:
+    command = (sys.executable, "-c", code)
+    found = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
 def test_importing_hotset_imports_nothing_else() -> None:
     """Nothing but modules of Python itself: then it takes milliseconds."""
     code = (
         "import __future__, importlib, typing, sys; before = set(sys.modules); import hotset; "
         "print(sorted(set(sys.modules) - before))"
     )
-    command = (sys.executable, "-c", code)
-    found = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "['hotset']"
+    assert printed(code) == "['hotset']"
 
 
 def test_settings_and_errors_come_without_torch() -> None:
@@ -31,9 +35,7 @@ def test_settings_and_errors_come_without_torch() -> None:
         "hotset.preprocess, hotset.statistics; "
         "print('torch' in sys.modules)"
     )
-    command = (sys.executable, "-c", code)
-    found = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    assert printed(code) == "False"
 
 
 def test_every_public_name_is_there() -> None:

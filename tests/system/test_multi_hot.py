@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from hotset.pipeline.folders.manifest import Manifest, checksum_of_written, hash_file
+from hotset.pipeline.folders.manifest import Manifest, hash_file
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
@@ -31,6 +31,7 @@ from hotset.tests.support.logs.other_logs import (
     write_parquet,
 )
 from hotset.tests.support.naive.naive_stages import OOV, naive_table, rows_of, shuffled
+from hotset.tests.support.preprocess_runs import stopped_after
 from hotset.tests.support.resealed import reseal, set_in_manifest
 
 DENSE = ("dense", "float", "raw", "whole")
@@ -264,18 +265,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4000)
     preprocess([raw], recipe(log, format), tmp_path / "whole", Resources(workers=1))
     for number in (0, 7, 18):
-        left, out = number, tmp_path / f"out{number}"
-
-        def stopping(path: Path) -> tuple[int, str]:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            return checksum_of_written(path)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("hotset.pipeline.folders.output.checksum_of_written", stopping)
-            with pytest.raises(KeyboardInterrupt):
-                preprocess([raw], recipe(log, format), out, Resources(workers=2))
+        out = tmp_path / f"out{number}"
+        with stopped_after(number), pytest.raises(KeyboardInterrupt):
+            preprocess([raw], recipe(log, format), out, Resources(workers=2))
         preprocess([raw], recipe(log, format), out, Resources(workers=3))
         assert tree_of(out) == tree_of(tmp_path / "whole")

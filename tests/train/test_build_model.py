@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from hotset.pipeline.errors import ConfigError, HotsetError
+from hotset.tests.support.linear_net import LinearNet
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.build_model import (
     build_model,
@@ -168,23 +169,10 @@ Rows = dict[str, torch.Tensor]
 CONFIG = ModelConfig(kind="module", class_name="nets:Net")
 
 
-class OwnNet(nn.Module):
-    """A linear layer of everything."""
-
-    def __init__(self, inputs: ModelInputs, scale: float = 1.0) -> None:
-        super().__init__()
-        self.layer = nn.Linear(inputs.num_dense + inputs.total_dim, 1)
-        self.scale = scale
-
-    def forward(self, dense: torch.Tensor, embeddings: Rows) -> torch.Tensor:
-        logits: torch.Tensor = self.layer(torch.cat([dense, *embeddings.values()], dim=1))
-        return self.scale * logits.squeeze(1)
-
-
 def test_embeddings_come_by_table_in_order() -> None:
     seen: list[Rows] = []
 
-    class Spy(OwnNet):
+    class Spy(LinearNet):
         def forward(self, dense: torch.Tensor, embeddings: Rows) -> torch.Tensor:
             seen.append(embeddings)
             return super().forward(dense, embeddings)
@@ -203,7 +191,7 @@ def test_initial_values_are_those_of_the_seed_and_nobody_elses_random_numbers_ch
     torch.manual_seed(3)
     wanted = torch.rand(1)
     torch.manual_seed(3)
-    first, same, other = (build_model(CONFIG, INPUTS, seed, OwnNet).state_dict() for seed in (0, 0, 1))
+    first, same, other = (build_model(CONFIG, INPUTS, seed, LinearNet).state_dict() for seed in (0, 0, 1))
     assert torch.equal(torch.rand(1), wanted)
     assert torch.equal(first["module.layer.weight"], same["module.layer.weight"])
     assert not torch.equal(first["module.layer.weight"], other["module.layer.weight"])
@@ -211,12 +199,12 @@ def test_initial_values_are_those_of_the_seed_and_nobody_elses_random_numbers_ch
 
 def test_arguments_reach_the_constructor() -> None:
     config = ModelConfig(kind="module", class_name="nets:Net", arguments='{"scale": 2.5}')
-    module: Any = build_model(config, INPUTS, 0, OwnNet).module
+    module: Any = build_model(config, INPUTS, 0, LinearNet).module
     assert module.scale == 2.5
 
 
 def test_a_module_is_copied() -> None:
-    own = OwnNet(INPUTS)
+    own = LinearNet(INPUTS)
     model = build_model(CONFIG, INPUTS, 0, own)
     with torch.no_grad():
         next(model.parameters()).zero_()
@@ -224,7 +212,7 @@ def test_a_module_is_copied() -> None:
 
 
 def test_lazy_layers_get_their_sizes() -> None:
-    class Lazy(OwnNet):
+    class Lazy(LinearNet):
         def __init__(self, inputs: ModelInputs) -> None:
             super().__init__(inputs)
             self.layer = nn.LazyLinear(1)
@@ -234,7 +222,7 @@ def test_lazy_layers_get_their_sizes() -> None:
     assert torch.equal(first["module.layer.weight"], same["module.layer.weight"])
 
 
-class Normed(OwnNet):
+class Normed(LinearNet):
     """Batch normalization before the layer."""
 
     def __init__(self, inputs: ModelInputs) -> None:
@@ -252,9 +240,9 @@ def test_a_trial_leaves_the_statistics_as_they_are() -> None:
 
 
 def forwarding(function: Callable[[torch.Tensor], Any], **attributes: Any) -> type[nn.Module]:
-    """A module whose forward() applies ``function`` to the logits of `OwnNet`."""
+    """A module whose forward() applies ``function`` to the logits of `LinearNet`."""
 
-    class Changed(OwnNet):
+    class Changed(LinearNet):
         def forward(self, dense: torch.Tensor, embeddings: Rows) -> torch.Tensor:
             changed: torch.Tensor = function(super().forward(dense, embeddings))
             return changed
@@ -292,7 +280,7 @@ def test_a_module_that_returns_logits_is_not_taken_for_another(caplog: pytest.Lo
     for function in (near_a_half, torch.nn.functional.softplus, fragile):
         for seed in range(3):
             warn_of_probabilities(build_model(CONFIG, INPUTS, seed, forwarding(function), 7))
-    for source in (OwnNet, Normed):
+    for source in (LinearNet, Normed):
         warn_of_probabilities(build_model(CONFIG, INPUTS, 0, source, 7))
     assert not caplog.records
 
@@ -325,13 +313,13 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     "detached": (forwarding(torch.detach), "depend neither on its parameters nor", "no_grad"),
     "no parameters": (NoLayers, "has no parameters", "ModuleList"),
     "float64": (
-        lambda inputs: OwnNet(inputs).double(),
-        "failed in test_build_model.py, line .*: RuntimeError",
+        lambda inputs: LinearNet(inputs).double(),
+        "failed in linear_net.py, line .*: RuntimeError",
         "",
     ),
     "a wrong width": (
-        lambda inputs: OwnNet(ModelInputs(9, inputs.tables, 4)),
-        r"nets:Net, on a batch of 7 samples, failed in test_build_model.py, line \d+: RuntimeError: mat1",
+        lambda inputs: LinearNet(ModelInputs(9, inputs.tables, 4)),
+        r"nets:Net, on a batch of 7 samples, failed in linear_net.py, line \d+: RuntimeError: mat1",
         "--verbose",
     ),
     "constructor": (fail, r"constructor of nets:Net failed in test_build_model.py, line \d+: KeyError", ""),
@@ -366,7 +354,7 @@ def test_batch_normalization_of_a_single_sample_is_refused_before_training() -> 
 
 
 def test_unused_float64_parameters_are_refused() -> None:
-    class Mixed(OwnNet):
+    class Mixed(LinearNet):
         def __init__(self, inputs: ModelInputs) -> None:
             super().__init__(inputs)
             self.unused = nn.Parameter(torch.ones(1, dtype=torch.float64))

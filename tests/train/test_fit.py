@@ -23,6 +23,7 @@ import hotset
 from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.stats.metrics import probabilities
+from hotset.tests.support.linear_net import LinearNet
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, prepared_lists, run_on_lists
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train import fit as serve
@@ -30,19 +31,6 @@ from hotset.train.data import shards as inner
 from hotset.train.fit import FittedRun
 
 SPEC = ShardSpec(batch_size=16, num_hot_only=40, num_mixed=90, num_evaluation=40)
-
-
-class Net(nn.Module):
-    """A linear layer of everything."""
-
-    def __init__(self, inputs: hotset.ModelInputs, scale: float = 1.0) -> None:
-        super().__init__()
-        self.layer = nn.Linear(inputs.num_dense + inputs.total_dim, 1)
-        self.scale = scale
-
-    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        logits: torch.Tensor = self.layer(torch.cat([dense, *embeddings.values()], dim=1))
-        return self.scale * logits.squeeze(1)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fitted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> FittedRun:
     out = tmp_path_factory.mktemp("fitted") / "run"
-    return hotset.fit(str(data), str(out), model=Net, model_args={"scale": 2.0}, threads=1)
+    return hotset.fit(str(data), str(out), model=LinearNet, model_args={"scale": 2.0}, threads=1)
 
 
 def recorded(run: FittedRun) -> dict[str, Any]:
@@ -76,15 +64,15 @@ def test_settings_are_given_by_name_or_in_a_config(data: Path, tmp_path: Path) -
 
 
 def test_a_class_is_recorded_so_that_its_run_can_be_evaluated(data: Path, fitted: FittedRun) -> None:
-    assert recorded(fitted)["model"] == f"{__name__}:Net"
+    assert recorded(fitted)["model"] == f"{LinearNet.__module__}:LinearNet"
     assert hotset.evaluate(fitted.folder, data).auc == fitted.summary.auc
     assert hotset.evaluate(fitted, data).log_loss == fitted.summary.log_loss
 
 
 def test_the_trained_module_comes_back(fitted: FittedRun, data: Path) -> None:
     for module in (fitted.load_model(), hotset.load_model(fitted.folder)):
-        assert isinstance(module, Net) and module.scale == 2.0 and not module.training
-    fresh = Net(hotset.ModelInputs(2, (hotset.TableInput("C1", 1, 12),), 4))
+        assert isinstance(module, LinearNet) and module.scale == 2.0 and not module.training
+    fresh = LinearNet(hotset.ModelInputs(2, (hotset.TableInput("C1", 1, 12),), 4))
     weights = fitted.load_model().state_dict()
     assert weights["layer.weight"].shape == fresh.state_dict()["layer.weight"].shape
     assert weights["layer.weight"].isfinite().all()
@@ -104,9 +92,9 @@ def test_what_functions_return_is_shown_in_a_line_and_as_html(fitted: FittedRun,
 
 
 def test_a_run_is_opened_as_it_was_fitted(fitted: FittedRun, data: Path, tmp_path: Path) -> None:
-    again = FittedRun.open(str(fitted.folder), model=Net)
+    again = FittedRun.open(str(fitted.folder), model=LinearNet)
     # What made the run is recorded by the command alone.
-    assert again.summary == fitted.summary and again.model is Net
+    assert again.summary == fitted.summary and again.model is LinearNet
     assert torch.equal(again.table("C2"), fitted.table("C2"))
     plain = hotset.fit(data, tmp_path / "run", threads=1, progress=False)
     assert FittedRun.open(plain.folder).summary == plain.summary
@@ -125,7 +113,7 @@ def test_tables_come_back(fitted: FittedRun) -> None:
 
 
 def test_a_module_is_trained_from_the_weights_it_has_and_stays_as_it_is(data: Path, tmp_path: Path) -> None:
-    own = Net(hotset.ModelInputs(2, (hotset.TableInput("C1", 1, 12),), 4))
+    own = LinearNet(hotset.ModelInputs(2, (hotset.TableInput("C1", 1, 12),), 4))
     before = own.layer.weight.detach().clone()
     run = hotset.fit(data, tmp_path / "run", model=own, dense_lr=1e-9, embedding_lr=1e-9, threads=1)
     assert torch.equal(own.layer.weight, before)
@@ -135,7 +123,7 @@ def test_a_module_is_trained_from_the_weights_it_has_and_stays_as_it_is(data: Pa
 
 
 def test_a_function_makes_the_module(data: Path, tmp_path: Path) -> None:
-    run = hotset.fit(data, tmp_path / "run", model=lambda inputs: Net(inputs, 3.0), threads=1)
+    run = hotset.fit(data, tmp_path / "run", model=lambda inputs: LinearNet(inputs, 3.0), threads=1)
     loaded: Any = run.load_model()
     assert loaded.scale == 3.0
     with pytest.raises(hotset.HotsetError, match="cannot be imported: it was made inside a program"):
@@ -196,7 +184,7 @@ def test_values_of_other_types_are_refused_in_one_line(
         call(data, tmp_path / "out")
 
 
-class Noisy(Net):
+class Noisy(LinearNet):
     """Dropout and batch normalization: what depends on the step and on the batches before it."""
 
     def __init__(self, inputs: hotset.ModelInputs) -> None:
@@ -226,7 +214,7 @@ def test_an_interrupted_run_is_resumed_by_the_same_call(placement: str, data: Pa
 
 def test_a_run_starts_from_another(data: Path, fitted: FittedRun, tmp_path: Path) -> None:
     rates: dict[str, Any] = {"dense_lr": 1e-9, "embedding_lr": 1e-9, "threads": 1}
-    settings: dict[str, Any] = {"model": Net, "model_args": {"scale": 2.0}, **rates}
+    settings: dict[str, Any] = {"model": LinearNet, "model_args": {"scale": 2.0}, **rates}
     run = hotset.fit(data, tmp_path / "run", init_from=fitted.folder, **settings)
     torch.testing.assert_close(run.table("C3"), fitted.table("C3"), rtol=0, atol=1e-6)
     weights = [each.load_model().state_dict()["layer.weight"] for each in (run, fitted)]
@@ -315,12 +303,12 @@ def test_logs_and_frames_get_the_same_predictions(scored: ScoredRun) -> None:
 
 def test_the_module_of_a_fitted_run_goes_along(tmp_path: Path) -> None:
     scored = prepared_lists(tmp_path)
-    run = hotset.fit(scored.data, scored.run, model=lambda inputs: Net(inputs), threads=1)
-    wanted = probabilities(scored.evaluated(Net)).astype(np.float32)
+    run = hotset.fit(scored.data, scored.run, model=lambda inputs: LinearNet(inputs), threads=1)
+    wanted = probabilities(scored.evaluated(LinearNet)).astype(np.float32)
     np.testing.assert_array_equal(hotset.predict(run, scored.log)["probability"].to_numpy(), wanted)
     # From shards alone the vocabulary is given.
     shutil.rmtree(scored.run / "vocabulary")
-    found = hotset.predict(scored.run, scored.log, model=Net, vocabulary=scored.data)
+    found = hotset.predict(scored.run, scored.log, model=LinearNet, vocabulary=scored.data)
     np.testing.assert_array_equal(found["probability"].to_numpy(), wanted)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-import hotset.nn
 from hotset.pipeline.errors import HotsetError
+from hotset.tests.support.linear_net import LinearNet
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.recipe_options import RecipeOptions
@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dcnv2 without dense features": ("no dense features", {"model": "dcnv2"}),
     "dcnv2 without layers": ("no lists", {"model": "dcnv2", "top_mlp": ()}),
     "tbsm": ("lists", {"model": "tbsm"}),
-    "module": ("no lists", {"model": f"{__name__}:Net"}),
+    "module": ("no lists", {"model": f"{LinearNet.__module__}:LinearNet"}),
 }
 VALUES: dict[str, Any] = {
     "hot_bytes": 2000,
@@ -104,16 +104,6 @@ ELSEWHERE = {"placement", "engine", "model", "device", "dense_dtype", "recipe"}
 """Settings that the cases vary, or that depend on the machine."""
 LIMITS = {"slow_bytes", "max_time", "threads", "prefetch", "hot_bytes", "staging_bytes"}
 """Settings of memory, speed or time alone, which may well change no weight."""
-
-
-class Net(torch.nn.Module):
-    def __init__(self, inputs: hotset.ModelInputs) -> None:
-        super().__init__()
-        self.last = torch.nn.Linear(inputs.num_dense + inputs.total_dim, 1)
-
-    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        found: torch.Tensor = self.last(torch.cat([dense, *embeddings.values()], dim=1)).squeeze(1)
-        return found
 
 
 def doubled(logit_B: torch.Tensor, label_B: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:

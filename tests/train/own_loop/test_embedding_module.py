@@ -15,6 +15,7 @@ import torch
 
 import hotset.nn
 from hotset.pipeline.errors import ConfigError
+from hotset.tests.support.linear_net import LinearNet
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import no_log
 from hotset.train.build import build_trainer
@@ -46,16 +47,6 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
 )
 
 
-class Net(torch.nn.Module):
-    def __init__(self, inputs: hotset.ModelInputs) -> None:
-        super().__init__()
-        self.last = torch.nn.Linear(inputs.num_dense + inputs.total_dim, 1)
-
-    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        found: torch.Tensor = self.last(torch.cat([dense, *embeddings.values()], dim=1)).squeeze(1)
-        return found
-
-
 class Loop:
     """A training loop as a user would write it."""
 
@@ -63,7 +54,7 @@ class Loop:
         torch.set_num_threads(1)
         self.emb = hotset.nn.Embeddings(folder, threads=1, **FIELDS, **settings)
         torch.manual_seed(0)
-        self.net = Net(self.emb.inputs)
+        self.net = LinearNet(self.emb.inputs)
         self.first = copy.deepcopy(self.net)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.001)
 
@@ -515,14 +506,14 @@ def test_decay_is_that_of_the_trainer(folder: Path) -> None:
 def test_rows_are_saved_and_loaded_as_a_part_of_a_larger_module(folder: Path) -> None:
     def model(**settings: Any) -> torch.nn.Module:
         emb = hotset.nn.Embeddings(folder, **(FIELDS | settings))
-        return torch.nn.ModuleDict({"rows": emb, "top": Net(emb.inputs)})
+        return torch.nn.ModuleDict({"rows": emb, "top": LinearNet(emb.inputs)})
 
     batch = next(iter(ShardDataset(folder)))
     trained = model()
     trained["rows"](batch)["C2"].sum().backward()  # type: ignore[index]
     trained["rows"].step()  # type: ignore[index]
     saved = trained.state_dict()
-    assert {"rows.C1.weight", "rows.C3.state", "top.last.weight"} <= set(saved)
+    assert {"rows.C1.weight", "rows.C3.state", "top.layer.weight"} <= set(saved)
     other = model(seed=9, placement="hybrid")
     first = other.state_dict()
     # Half of the rows are no rows: nothing is loaded of what lacks a table or has one of another shape.

@@ -23,15 +23,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-import hotset
 from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError, InputError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import VocabularyTable
 from hotset.pipeline.formats.ids import PartIds
 from hotset.pipeline.stages.encode import EncodedSamples
 from hotset.stats.metrics import probabilities
+from hotset.tests.support.linear_net import LinearNet
 from hotset.tests.support.logs.other_logs import write_parquet
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
 from hotset.train.config import PredictConfig, TrainConfig
@@ -98,23 +97,12 @@ def test_rows_that_do_not_fit_are_read_from_the_weights(lists: ScoredRun) -> Non
     np.testing.assert_array_equal(found, lists.evaluated())
 
 
-class Wide(nn.Module):
-    """A user's model whose samples are not said to be independent."""
-
-    def __init__(self, inputs: hotset.ModelInputs) -> None:
-        super().__init__()
-        self.layer = nn.Linear(inputs.num_dense + inputs.total_dim, 1)
-
-    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        logits: torch.Tensor = self.layer(torch.cat([dense, *embeddings.values()], dim=1))
-        return logits.squeeze(1)
-
-
 def test_a_users_module_predicts_a_parquet_log(tmp_path: Path) -> None:
-    scored = run_on_lists(tmp_path, format="parquet", model_source=Wide, model=f"{__name__}:Wide")
-    predictor = RunPredictor(scored.run, model_source=Wide)
+    name = f"{LinearNet.__module__}:LinearNet"
+    scored = run_on_lists(tmp_path, format="parquet", model_source=LinearNet, model=name)
+    predictor = RunPredictor(scored.run, model_source=LinearNet)
     found = logits_of(predictor, predictor.open_log(scored.log))
-    np.testing.assert_array_equal(found, scored.evaluated(Wide))
+    np.testing.assert_array_equal(found, scored.evaluated(LinearNet))
 
 
 def test_a_table_in_memory_has_the_predictions_of_its_log(lists: ScoredRun, criteo: ScoredRun) -> None:
