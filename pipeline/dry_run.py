@@ -541,7 +541,8 @@ def estimate_run(
         machines,
         _refusal(states, raw, config, out, resources, extend=extend, like=like)
         if not machines
-        else _refusal_of(states) or next(iter(refusals), None),
+        # The hint of the largest need does for all stages.
+        else _refusal_of(states) or max(refusals, key=lambda each: each.least_bytes, default=None),
     )
 
 

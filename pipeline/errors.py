@@ -50,6 +50,9 @@ class ConfigError(HotsetError):
 class MemoryCapError(ConfigError):
     """A memory cap that a stage cannot keep."""
 
+    least_bytes: int = 0
+    """The smallest cap that would do."""
+
 
 class InputError(HotsetError):
     """A raw log that cannot be read."""

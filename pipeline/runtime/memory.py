@@ -188,10 +188,12 @@ def check_caps(resources: Resources, least_caps: Mapping[str, int]) -> None:
     # Rounded up to whole mebibytes, so that the cap in the hint is accepted.
     enough = -(-largest // MIB)
     way_out = _WAYS_OUT.get(stage, "fewer --workers need less")
-    raise MemoryCapError(
+    error = MemoryCapError(
         f"{stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
         hint=f"--memory {enough}MiB would do; {way_out}",
     )
+    error.least_bytes = largest
+    raise error
 
 
 def groups_within(

@@ -38,7 +38,7 @@ from hotset.pipeline.dry_run import (
     sample_log,
     stage_states,
 )
-from hotset.pipeline.errors import ByteSize, HotsetError, InputError
+from hotset.pipeline.errors import ByteSize, HotsetError, InputError, parse_byte_size
 from hotset.pipeline.folders.disk import PARTIAL, bytes_in, discard_files
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output, input_of
@@ -597,3 +597,9 @@ def test_a_cluster_is_planned_for_on_any_machine(tmp_path: Path, logs: list[Path
     few = Resources(memory_bytes=200 << 20)
     refused = estimate_run(packed, CONFIG, out, few, machines=machines).refusal
     assert refused is not None and "cannot stay within 200 MiB" in str(refused)
+    # The hint does for all stages, of which a late one needs the most here.
+    wide = replace(CONFIG, pack=replace(CONFIG.pack, batch_size=1 << 20))
+    refused = estimate_run(packed, wide, out, Resources(1, 100 << 20), machines=machines).refusal
+    assert refused is not None and refused.hint is not None and str(refused).startswith("pack cannot stay")
+    enough = parse_byte_size(refused.hint.split()[1])
+    assert estimate_run(packed, wide, out, Resources(1, enough), machines=machines).refusal is None

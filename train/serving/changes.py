@@ -6,7 +6,7 @@ changes.safetensors  of every table ``T``:
                          T.gone        (G,) int64, ascending: tombstones of categories that went
                          T.oov, T.missing  (D,) float32, the rows of unknown and of missing categories
                      and the tensors of the dense layers, ``dense.…``
-features.json        the features, as in a whole export
+features.json        the features, as in a whole export, but without the longest histories of a model
 model.json           the layers, the schema and the type of the rows, as in a whole export
 README.md            what a server does with them
 manifest.json        written last: bytes and checksums of these files, fingerprints of the two runs
