@@ -293,16 +293,16 @@ class FileEntry:
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> FileEntry:
         """Raises KeyError, TypeError or ValueError on anything a stage would not have written."""
-        path, num_samples, num_bytes, checksum = (entry[key] for key in _FILE_KEYS)
+        # All other keys are facts of the stage, which reads them by its own types.
+        facts = dict(entry)
+        path, num_samples, num_bytes, checksum = map(facts.pop, _FILE_KEYS)
         if not isinstance(path, str) or not isinstance(checksum, str):
             raise TypeError("path and xxh3_128 must be strings")
         # A name with a separator would lead out of the folder.
-        if Path(path).name != path or path in ("", ".", ".."):
+        if "/" in path or path in ("", ".", ".."):
             raise ValueError(f"file name {path!r} leaves the folder")
         if type(num_samples) is not int or type(num_bytes) is not int or min(num_samples, num_bytes) < 0:
             raise TypeError(f"samples and bytes of {path} must be whole numbers")
-        # All other keys are facts of the stage, which reads them by its own types.
-        facts = {key: fact for key, fact in entry.items() if key not in _FILE_KEYS}
         return cls(path, num_samples, num_bytes, checksum, facts)
 
 
@@ -432,11 +432,16 @@ class Manifest:
         return self.entries[name]
 
     def checked_path(self, entry: FileEntry) -> Path:
-        """The path of ``entry``; raises ManifestError when it is missing, of another size, or a link."""
-        path = self.folder / entry.path
+        """The path of ``entry``; raises ManifestError as `checked_status`."""
+        self.checked_status(entry)
+        return self.folder / entry.path
+
+    def checked_status(self, entry: FileEntry) -> os.stat_result:
+        """Return the status of a file; raise ManifestError if it is missing, of another size, or a link."""
+        path = f"{self.folder}/{entry.path}"
         # A link is refused: what it points to may change without the manifest knowing.
         try:
-            status = path.lstat()
+            status = os.lstat(path)
         except OSError as error:
             hint = hint_to_rewrite(self.folder)
             raise ManifestError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
@@ -446,7 +451,7 @@ class Manifest:
         if status.st_size != entry.num_bytes:
             hint = hint_to_rewrite(self.folder)
             raise ManifestError(f"{path} has {status.st_size} bytes, want {entry.num_bytes}", hint=hint)
-        return path
+        return status
 
     def hashed_path(self, entry: FileEntry) -> Path:
         """Return the path of ``entry`` once its bytes are known to be those that were sealed.

@@ -58,7 +58,7 @@ def place_of_step(folder: Path, order: Any, step: int) -> tuple[str, int]:
     position = shards._training[int(order[step])]
     file = shards._files[position.file]
     assert file._stored is not None
-    stored = file._stored(position.index)
+    stored = file._stored.batch(position.file, position.index)
     return file.path.name, stored.start + stored.layout.buffers["dense", "values"].start + 3
 
 

@@ -3,8 +3,8 @@
 Files are read, not mapped: where another program cuts a mapped file short, the next access kills the process
 without a message. A read that ends early, or a file whose modification time changed, is an error that names
 the file. Files stay open, so that one that is removed or replaced is read to its end as it was. A process may
-have few files open, and a large log has thousands of shards, so the least recently read files are closed, and
-opened again when they are read.
+have few files open, and a large log has thousands of shards: only the first ones are opened before they are
+read, and the least recently read ones are closed, and opened again when they are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ...pipeline.folders.totals import ShardFacts
 from ...pipeline.formats.arrow_files import damage_named, numpy_type
 from ...pipeline.formats.batch_checksums import BLOCK_SAMPLES, block_bounds
 from ...pipeline.formats.sample_columns import is_there, type_of
-from ...pipeline.formats.stored_batches import StoredBatch, StoredBuffer
+from ...pipeline.formats.stored_batches import StoredBatch, StoredBatches, StoredBuffer
 from ...pipeline.schema.schema import GROUP, LABEL, WEIGHT
 from .batch import Batch, FeatureBags, LookupsOfBatch
 
@@ -49,19 +49,36 @@ class _Cursor(threading.local):
         """Blocks that were read since the list was emptied; Arrow's buffers are in these."""
 
 
+FileState = tuple[int, int, int, int]
+"""Bytes, time of the last write (ns), device and inode of a file."""
+
+
+def state_of(status: os.stat_result) -> FileState:
+    return (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
+
+
 class UnchangedFile:
     """The bytes of a file as opened, for Arrow; raises if they changed.
 
     Mapped files kill the process where another program cuts them short. Arrow's files refuse names that are
     not UTF-8 and return memory that torch considers read-only. Each thread has a separate position.
+
+    Args:
+        path: of the file.
+        found: its state when the shards were opened; None: its state now.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, found: FileState | None = None) -> None:
         self._path = path
-        self._number, status = _open_files.add(path)
+        try:
+            self._number, state = _open_files.add(path)
+        except FileNotFoundError:
+            if found is None:
+                raise
+            raise self._fault("removed") from None
         self._close = weakref.finalize(self, _open_files.remove, self._number)
-        self._num_bytes = status.st_size
-        self._found = (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
+        self._found = found or state
+        self._num_bytes = self._found[0]
         self.cursor = _Cursor()
 
     def refuse_change(self) -> None:
@@ -69,15 +86,16 @@ class UnchangedFile:
         try:
             with _open_files.descriptor(self._number) as descriptor:
                 status = os.fstat(descriptor)
-            found = (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
-            how = "" if found == self._found else "changed"
         except FileNotFoundError:
-            how = "removed"
-        if how:
-            raise ShardError(
-                f"{self._path} was {how} by another program while it was in use",
-                hint=f"{hint_to_rewrite(self._path.parent)}, and leave it alone while it is trained on",
-            )
+            raise self._fault("removed") from None
+        if (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino) != self._found:
+            raise self._fault("changed")
+
+    def _fault(self, how: str) -> ShardError:
+        return ShardError(
+            f"{self._path} was {how} by another program while it was in use",
+            hint=f"{hint_to_rewrite(self._path.parent)}, and leave it alone while it is trained on",
+        )
 
     @property
     def closed(self) -> bool:
@@ -134,15 +152,15 @@ class _OpenFiles:
         self._descriptors: OrderedDict[int, int] = OrderedDict()
         self._readers: Counter[int] = Counter()
 
-    def add(self, path: Path) -> tuple[int, os.stat_result]:
-        """Open a file; return its number and its status."""
+    def add(self, path: Path) -> tuple[int, FileState]:
+        """Open a file; return its number and its state."""
         with self._lock:
             self._close_least_recent()
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._next += 1
             self._paths[self._next] = path
             self._descriptors[self._next] = descriptor
-            return self._next, os.fstat(descriptor)
+            return self._next, state_of(os.fstat(descriptor))
 
     def remove(self, number: int) -> None:
         """Close a file for good; nobody may read it any more."""
@@ -320,30 +338,52 @@ class ShardFile:
     what is read is verified, unless the file was hashed as a whole.
     """
 
+    __slots__ = ("_file", "_found", "_number", "_readers", "_stored", "entry", "facts", "folder", "is_hashed")
+
     def __init__(
         self,
-        path: Path,
+        folder: Path,
         entry: FileEntry,
         facts: ShardFacts,
-        stored: Callable[[int], StoredBatch] | None = None,
+        status: os.stat_result,
+        stored: StoredBatches | None = None,
+        number: int = 0,
     ) -> None:
-        self.path = path
+        self.folder = folder
         self.entry = entry
         self.facts = facts
         self.is_hashed = False
         """Whether the file was hashed as a whole since it was opened."""
         self._stored = stored
-        self._readers = threading.local()
-        with damage_named(path, ShardError, _FAULT):
-            self._file = UnchangedFile(path)
-            if stored is not None:
-                return
-            num_batches = self._reader().num_record_batches
-        if num_batches != facts.num_batches:
-            raise ShardError(
-                f"{path} has {num_batches} batches, want {facts.num_batches}",
-                hint=hint_to_rewrite(path.parent),
-            )
+        self._number = number
+        self._found = state_of(status)
+        self._file: UnchangedFile | None = None
+        if stored is None:
+            self._readers = threading.local()
+            with damage_named(self.path, ShardError, _FAULT):
+                num_batches = self._reader().num_record_batches
+            if num_batches != facts.num_batches:
+                raise ShardError(
+                    f"{self.path} has {num_batches} batches, want {facts.num_batches}",
+                    hint=hint_to_rewrite(folder),
+                )
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.entry.path
+
+    def open(self) -> UnchangedFile:
+        """Return the open file, which is read as it is now even if it is removed.
+
+        Raises:
+            ShardError: it was removed since the shards were opened.
+            OSError: it cannot be opened.
+        """
+        # Two threads may open it twice: one of the two is closed after its read.
+        file = self._file
+        if file is None:
+            file = self._file = UnchangedFile(self.path, self._found)
+        return file
 
     @property
     def verifies_reads(self) -> bool:
@@ -408,17 +448,18 @@ class ShardFile:
             names: columns that will be asked for, which are contiguous; none: all of them.
             part: samples that will be; None: all of them.
         """
-        self._file.refuse_change()
+        file = self._file or self.open()
+        file.refuse_change()
         if self._stored is None:
             reader = self._reader()
-            self._file.cursor.chunks.clear()
-            batch, chunks = reader.get_batch(index), tuple(self._file.cursor.chunks)
+            file.cursor.chunks.clear()
+            batch, chunks = reader.get_batch(index), tuple(file.cursor.chunks)
             # The file may be anything: its structure is checked before its columns are, and these before
             # values.
             batch.validate()
             return _ArrowArrays(batch if part is None else batch.slice(part[0], part[1] - part[0]), chunks)
-        stored = self._stored(index)
-        read, layout = self._file.read_at, stored.layout
+        stored = self._stored.batch(self._number, index)
+        read, layout = file.read_at, stored.layout
         if part is not None:
             first, stop = part
             return StoredArrays(read, stored, layout.names, first, stop - first, None, 0, self.is_hashed)
@@ -430,7 +471,7 @@ class ShardFile:
     def _reader(self) -> Any:
         """The file as Arrow parsed it for this thread: others read other batches meanwhile."""
         if not hasattr(self._readers, "reader"):
-            self._readers.reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
+            self._readers.reader = pa.ipc.open_file(pa.PythonFile(self.open(), "r"))
         return self._readers.reader
 
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,25 +69,33 @@ Found = TypeVar("Found", bound=Lookups)
 _KINDS = ("hot_only", "mixed", "evaluation")
 
 
-@dataclass(frozen=True, slots=True)
-class _BatchPosition:
-    """The position of a batch in the files."""
+_MOST_OPENED = 1024
+"""Files that are opened with the shards; of more, each is opened when it is read."""
 
-    file: int
-    index: int
-    is_hot_only: bool
+
+_POSITION = np.dtype([("file", "i4"), ("index", "i4"), ("num_samples", "i8"), ("is_hot_only", "?")])
+"""The position of a batch in the files, and what is known of it; in arrays, as a log has millions."""
 
 
 def _open_files(manifest: Manifest) -> list[ShardFile]:
-    """Open the files of shards in the order of their manifest, and their checksums of batches, if any."""
-    files = [(entry, manifest.facts_of(ShardFacts, entry)) for _, entry in manifest.parts()]
+    """Find the files of shards in the order of their manifest, and their checksums of batches, if any."""
+    # Most files have equal facts, which are read once.
+    known: dict[str, ShardFacts] = {}
+    files = []
+    for _, entry in manifest.parts():
+        text = repr(entry.facts)
+        if text not in known:
+            known[text] = manifest.facts_of(ShardFacts, entry)
+        files.append((entry, known[text]))
     stored = StoredBatches.open(manifest, files)
-    return [
-        ShardFile(
-            manifest.checked_path(entry), entry, facts, partial(stored.batch, number) if stored else None
-        )
+    found = [
+        ShardFile(manifest.folder, entry, facts, manifest.checked_status(entry), stored, number)
         for number, (entry, facts) in enumerate(files)
     ]
+    for file in found[:_MOST_OPENED]:
+        with damage_named(file.path, ShardError, "cannot be read"):
+            file.open()
+    return found
 
 
 def _tables_of(totals: ShardsTotals) -> tuple[EmbeddingTable, ...]:
@@ -156,10 +164,10 @@ class Shards:
                 raise ValueError("embedding_dim or batch_size below 1")
             self._files = _open_files(manifest)
             self._training, self._evaluation = self._positions_by_kind()
-            self._merged: dict[int, _BatchPosition] = {}
+            self._merged: dict[int, Any] = {}
             """Short batches that are a part of another, by the number of that one."""
             self.num_validation_samples = totals.num_valid_samples
-            self.evaluation_starts = self._starts_of(self._evaluation)
+            self.evaluation_starts = [0, *self._evaluation.num_samples.cumsum().tolist()]
             """First sample of each evaluation batch among those of all, and the end of the last one."""
             # Scores are of all samples of a part, so a number that the files do not have is never reached.
             if totals.samples.evaluation != self.evaluation_starts[-1]:
@@ -206,10 +214,9 @@ class Shards:
         )
         # What was derived from the old hot rows is dropped or derived again.
         other._num_hot_F = np.array(num_hot, np.int64)
-        other._training = [replace(position, is_hot_only=False) for position in self._training]
-        other._merged = {
-            number: replace(position, is_hot_only=False) for number, position in self._merged.items()
-        }
+        other._training, other._merged = copy.deepcopy((self._training, self._merged))
+        for each in (other._training, *other._merged.values()):
+            each["is_hot_only"] = False
         other.__dict__.pop("is_hot_only", None)
         other.has_packed_budget = False
         return other
@@ -225,24 +232,24 @@ class Shards:
 
         A batch is merged into one of its kind; where it is the only one, it stays as it is.
         """
-        short = [number for number, size in enumerate(self.training_sizes) if size < self.batch_size]
+        training = self._training.copy()
+        short = set(np.flatnonzero(training.num_samples < self.batch_size).tolist())
         if last_batch == "keep" or not short:
             return self
         other = copy.copy(self)
         other._merged = {}
-        kept: list[_BatchPosition] = []
-        for number, position in enumerate(self._training):
-            kind = self._files[position.file].facts.kind
+        kept: list[int] = []
+        kinds = [self._files[file].facts.kind for file in training.file.tolist()]
+        for number in range(len(kinds)):
             if number not in short:
-                kept.append(position)
+                kept.append(number)
             elif last_batch == "merge":
-                if kept and self._files[kept[-1].file].facts.kind == kind:
-                    both = kept[-1].is_hot_only and position.is_hot_only
-                    kept[-1] = replace(kept[-1], is_hot_only=both)
-                    other._merged[len(kept) - 1] = position
+                if kept and kinds[kept[-1]] == kinds[number]:
+                    training.is_hot_only[kept[-1]] &= training.is_hot_only[number]
+                    other._merged[len(kept) - 1] = training[number]
                 else:
-                    kept.append(position)
-        other._training = kept
+                    kept.append(number)
+        other._training = training[kept]
         other.__dict__.pop("is_hot_only", None)
         other.__dict__["num_training_samples"] = sum(other.training_sizes)
         return other
@@ -327,36 +334,37 @@ class Shards:
         found = [os.stat(file.path) for file in self._files if file.facts.kind in kinds]
         return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
 
-    def _positions_by_kind(self) -> tuple[list[_BatchPosition], list[_BatchPosition]]:
-        positions: dict[str, list[_BatchPosition]] = {kind: [] for kind in _KINDS}
-        for number, file in enumerate(self._files):
-            facts = file.facts
-            # Files of order original mark those of their batches that happen to look up hot rows alone.
-            hot_only = set(facts.hot_only_batches or ())
-            for index in range(facts.num_batches):
-                is_hot_only = facts.kind == "hot_only" or index in hot_only
-                positions[facts.kind].append(_BatchPosition(number, index, is_hot_only))
-        return positions["hot_only"] + positions["mixed"], positions["evaluation"]
-
-    def _starts_of(self, positions: Sequence[_BatchPosition]) -> list[int]:
-        """Return the first sample of each batch, and the end of the last."""
-        starts = [0]
-        for position in positions:
-            left = self._files[position.file].entry.num_samples - position.index * self.batch_size
-            starts.append(starts[-1] + min(left, self.batch_size))
-        return starts
+    def _positions_by_kind(self) -> tuple[Any, Any]:
+        """Return the positions of training and evaluation batches, as records of ``_POSITION``."""
+        all_facts = [file.facts for file in self._files]
+        counts = np.array([facts.num_batches for facts in all_facts], np.int64)
+        first = np.cumsum(counts) - counts
+        file = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+        found = np.recarray(file.size, _POSITION)
+        found["file"] = file
+        found["index"] = np.arange(file.size) - first[file]
+        left = np.array([file.entry.num_samples for file in self._files], np.int64)[file]
+        found["num_samples"] = np.minimum(left - found.index * np.int64(self.batch_size), self.batch_size)
+        kind = np.array([_KINDS.index(facts.kind) for facts in all_facts], np.int8)[file]
+        found["is_hot_only"] = kind == _KINDS.index("hot_only")
+        # Files of order original mark those of their batches that happen to look up hot rows alone.
+        for number, facts in enumerate(all_facts):
+            if facts.hot_only_batches:
+                found.is_hot_only[first[number] + np.array(facts.hot_only_batches)] = True
+        hot_only, mixed, evaluation = (np.flatnonzero(kind == each) for each in range(len(_KINDS)))
+        return found[np.concatenate([hot_only, mixed])], found[evaluation]
 
     @cached_property
     def is_hot_only(self) -> NDArray[np.bool_]:
         """(num_training_batches,); whether each training batch looks up hot rows only."""
-        return np.array([position.is_hot_only for position in self._training], np.bool_)
+        return np.ascontiguousarray(self._training.is_hot_only)
 
     @property
     def training_sizes(self) -> list[int]:
         """Samples of each training batch."""
-        sizes = [stop - start for start, stop in pairwise(self._starts_of(self._training))]
+        sizes: list[int] = self._training.num_samples.tolist()
         for number, position in self._merged.items():
-            sizes[number] += self._starts_of([position])[1]
+            sizes[number] += int(position.num_samples)
         return sizes
 
     @property
@@ -418,9 +426,10 @@ class Shards:
             ShardError: as by `training_batch`.
         """
         positions = [self._training[number], *([self._merged[number]] if number in self._merged else [])]
+        starts = accumulate((int(each.num_samples) for each in positions), initial=0)
         found = []
         # Of a merged batch, each of the two that it was made of has a range of the samples.
-        for (start, stop), position in zip(pairwise(self._starts_of(positions)), positions, strict=True):
+        for (start, stop), position in zip(pairwise(starts), positions, strict=True):
             low, high = (min(max(each, start), stop) for each in part)
             read = partial(ShardFile.read, lookups=lookups.cut(low, high), part=(low - start, high - start))
             found.append(self._read_file(position, read))
@@ -456,14 +465,10 @@ class Shards:
             tag_cold_bags(bags.offsets_B1, bags.ids_N, num_hot, is_hot_B)
         return is_hot_B
 
-    def _read(
-        self, position: _BatchPosition, read: Callable[[ShardFile, int, Columns, bool], Found]
-    ) -> Found:
+    def _read(self, position: Any, read: Callable[[ShardFile, int, Columns, bool], Found]) -> Found:
         """Read a batch, or its lookups; check them against the manifest, as the file is not trusted."""
         found = self._read_file(position, read)
-        file = self._files[position.file]
-        left = file.entry.num_samples - position.index * self.batch_size
-        wanted = min(left, self.batch_size)
+        wanted = position.num_samples
         if found.num_samples != wanted:
             raise ShardError(
                 f"{self._where(position)} has {found.num_samples} samples, want {wanted}",
@@ -482,21 +487,19 @@ class Shards:
                 self._refuse_stray(number, bags.ids_N[stray], position)
         return found
 
-    def _read_file(
-        self, position: _BatchPosition, read: Callable[[ShardFile, int, Columns, bool], Found]
-    ) -> Found:
+    def _read_file(self, position: Any, read: Callable[[ShardFile, int, Columns, bool], Found]) -> Found:
         """Read a batch, a part of it or its lookups, not checked against the manifest."""
         file = self._files[position.file]
         try:
-            return read(file, position.index, self._columns, position.is_hot_only)
+            return read(file, int(position.index), self._columns, bool(position.is_hot_only))
         except DAMAGE:
             with damage_named(file.path, ShardError, "cannot be read"):
                 raise
 
-    def _where(self, position: _BatchPosition) -> str:
+    def _where(self, position: Any) -> str:
         return f"{self._files[position.file].path}: batch {position.index}"
 
-    def _refuse_stray(self, number: int, found: int, position: _BatchPosition) -> NoReturn:
+    def _refuse_stray(self, number: int, found: int, position: Any) -> NoReturn:
         table = self.tables[number]
         wanted = f"{table.num_hot} hot rows" if position.is_hot_only else f"{table.num_rows} rows"
         raise ShardError(

@@ -275,7 +275,7 @@ def _reading_ns(folder: Path) -> dict[str, float]:
     """CPU nanoseconds a sample: verified, of hashed files, as Arrow parses, and of lookups alone."""
     verified, hashed, old = (Shards.open(folder) for _ in range(3))
     hashed.refuse_damage()
-    old._files = [ShardFile(file.path, file.entry, file.facts) for file in old._files]
+    old._files = [ShardFile(file.folder, file.entry, file.facts, file.path.stat()) for file in old._files]
     calls: dict[str, Callable[[int], object]] = {
         "verified": verified.training_batch,
         "hashed_before": hashed.training_batch,

@@ -144,7 +144,7 @@ def test_a_run_that_met_a_damaged_batch_is_resumed(shell: Shell, monkeypatch: py
     position = opened._training[order[-1]]
     file = opened._files[position.file]
     assert file._stored is not None
-    stored = file._stored(position.index)
+    stored = file._stored.batch(position.file, position.index)
     whole = bytearray(file.path.read_bytes())
     whole[stored.start + stored.layout.buffers["dense", "values"].start] ^= 1
     file.path.write_bytes(whole)
@@ -155,7 +155,7 @@ def test_a_run_that_met_a_damaged_batch_is_resumed(shell: Shell, monkeypatch: py
     shell.works(*run)
 
 
-@follows("train/data/shard_file.py::UnchangedFile.refuse_change")
+@follows("train/data/shard_file.py::UnchangedFile._fault")
 def test_shards_that_change_while_they_are_used(shell: Shell) -> None:
     shards = Shards.open(Path("data"))
     for path in Path("data/shards").glob("*.arrow"):

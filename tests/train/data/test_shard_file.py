@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import hotset.train.data.shards as shards_module
 from hotset.pipeline.errors import ShardError
 from hotset.pipeline.folders.manifest import MANIFEST, hash_file
 from hotset.pipeline.formats.batch_checksums import BLOCK_SAMPLES
@@ -106,6 +107,33 @@ def test_a_file_that_is_cut_short_or_written_to_is_named(tmp_path: Path) -> None
         files[1].refuse_change()
 
 
+def test_of_many_files_the_first_are_opened_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards_module, "_MOST_OPENED", 1)
+    stats: list[str] = []
+    lstat = os.lstat
+
+    def counting(path: str) -> os.stat_result:
+        stats.append(Path(path).name)
+        return lstat(path)
+
+    monkeypatch.setattr(os, "lstat", counting)
+    shards = made(tmp_path, "one-hot")
+    first, second = (file.path for file in shards._files)
+    assert [stats.count(path.name) for path in (first, second)] == [1, 1]
+    assert sorted(path.name for path in open_files(tmp_path)) == ["checksums.bin", first.name]
+    first.unlink()
+    assert shards._files[0].read(0, shards._columns, False).num_samples > 0
+    os.utime(second, ns=(0, 0))
+    with pytest.raises(ShardError, match=f"{second} was changed by another program"):
+        shards._files[1].read(0, shards._columns, False)
+    again = made(tmp_path / "again", "one-hot")
+    again._files[1].path.unlink()
+    with pytest.raises(ShardError, match="was removed by another program"):
+        again._files[1].read(0, shards._columns, False)
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "one-hot": {},
     "lists": {"multi_hot": (0, 2)},
@@ -130,7 +158,7 @@ def equal(one: Batch, other: Batch) -> bool:
 
 def of_old_shards(file: ShardFile) -> ShardFile:
     """The same file as Arrow parses it."""
-    return ShardFile(file.path, file.entry, file.facts)
+    return ShardFile(file.folder, file.entry, file.facts, file.path.stat())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,7 +196,7 @@ def test_every_flipped_byte_is_named_by_file_batch_and_buffer(
     shards = Shards.open(folder / "shards")
     own = shards._files[file]
     assert own._stored is not None
-    stored = own._stored(batch)
+    stored = own._stored.batch(file, batch)
     buffers = [each for each in stored.layout.buffers.values() if each.num_bytes]
     buffer = data.draw(st.sampled_from(buffers))
     place = data.draw(st.integers(0, -(-buffer.num_bytes // 8) * 8 - 1))  # padding included
@@ -234,7 +262,7 @@ def test_lists_that_do_not_begin_at_their_elements_are_refused(tmp_path: Path) -
     shards = made(tmp_path, "lists")
     (file,) = (each for each in shards._files if each.facts.kind == "mixed")
     assert file._stored is not None
-    stored = file._stored(0)
+    stored = file._stored.batch(file._number, 0)
     name = shards._columns.multi_hot[0]
     start = stored.start + stored.layout.buffers[name, "offsets"].start
     # The first list lacks its first elements, which are then of no list; all checksums are computed anew.
