@@ -90,7 +90,7 @@ class Predictor:
         """
         # Evaluation reads cold rows on the slow tier, so staged ones are written back first.
         with self._meter.during("evaluation"), self._embeddings.rows_written_back(), torch.no_grad():
-            batches = EvaluationPart(self._shards, part)
+            batches = EvaluationPart(self._shards, part, self._ranks.num_ranks)
             # Each rank has predicted one of the batches that follow; their logits go to all.
             left = iter(batches.numbers)
             for step in self._embeddings.evaluation_steps(batches.numbers, batches.batch):

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
@@ -593,16 +593,20 @@ Part = Literal["validation", "test"]
 class EvaluationPart:
     """The batches of one part by number, in the order of the log.
 
-    The last one may be short. One thread reads them. Read in their order, each stored batch is read once.
+    The last one may be short. Read in their order, each stored batch is read once, also where each of several
+    ranks reads a batch of each, and then these again.
+
+    Args:
+        num_ranks: the number of ranks.
     """
 
-    def __init__(self, shards: Shards, part: Part) -> None:
+    def __init__(self, shards: Shards, part: Part, num_ranks: int = 1) -> None:
         num_validation = shards.num_validation_samples
         self._shards = shards
         self._first = 0 if part == "validation" else num_validation
         self._stop = num_validation if part == "validation" else shards.num_evaluation_samples
-        self._last: tuple[int, Batch] | None = None
-        """Number of the stored batch that was read last, and the batch: the next one may begin in it."""
+        # A batch may begin in the last stored one of the batch before.
+        self._read = lru_cache(num_ranks + 1)(shards.evaluation_batch)
 
     @property
     def num_samples(self) -> int:
@@ -627,9 +631,7 @@ class EvaluationPart:
         stored = bisect_right(starts, first) - 1
         while starts[stored] < stop:
             start = starts[stored]
-            if self._last is None or self._last[0] != stored:
-                self._last = (stored, self._shards.evaluation_batch(stored))
-            batch = self._last[1]
+            batch = self._read(stored)
             parts.append(batch.cut(max(first - start, 0), min(stop - start, batch.num_samples)))
             stored += 1
         return join(parts)

@@ -105,6 +105,11 @@ def test_each_stored_batch_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
     part = EvaluationPart(shards, "test")
     assert [part.batch(number).num_samples for number in part.numbers] == [32, 18]
     assert read == [1, 2]
+    # A rank of two reads both batches to plan its step, and both to score them.
+    monkeypatch.setattr(shards, "num_validation_samples", 20)
+    part = EvaluationPart(shards, "test", num_ranks=2)
+    assert [part.batch(number).num_samples for number in (0, 1, 0, 1)] == [32] * 4
+    assert read == [1, 2, 0, 1, 2]
 
 
 def test_a_part_of_whole_stored_batches_is_handed_out_without_a_copy(tmp_path: Path) -> None:
