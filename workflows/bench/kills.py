@@ -3,14 +3,16 @@
 A folder is killed a few times, at moments counted from its first file or checkpoint; then one run ends
 undisturbed and must leave the bytes of a run that nothing disturbed. Of a run on two ranks one is killed, the
 other must stop by itself, and one rank or four go on. ``--of restarts``: torchrun must bring two ranks back
-by itself, with one restart. Runs of all placements with one order of batches must end with the same weights.
-``--of train`` also measures how long training pauses for a checkpoint.
+by itself, with one restart; no wait is longer than two minutes. Runs of all placements with one order of
+batches must end with the same weights. ``--of train`` also measures how long training pauses for a
+checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import random
 import shutil
@@ -19,7 +21,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -32,6 +35,7 @@ from ...train.build import build_trainer
 from ...train.checkpoints.resume import RunCheckpoints
 from ...train.config import CheckpointSettings, PlacementName, TrainConfig
 from ...train.data.shards import Shards
+from ...train.run_config import METRICS
 from ...train.run_folder.files import CHECKPOINTS
 from ..drawn_shards import DrawnShards
 from .harness import (
@@ -49,12 +53,15 @@ from .harness import (
 _FILES = ("weights.safetensors", "states.safetensors", "metrics.jsonl", "batch_order.npy")
 """Files of a finished run that must have the bytes of an unbroken one."""
 _OPTIMIZERS = ("sgd", "adagrad", "adam")
+_RESTARTED: tuple[PlacementName, ...] = ("all-fast", "lookahead")
 _SLOW_BYTES = "1280KiB"
 """Less than the rows of the log take with any optimizer, and enough for those of Adam by their next use."""
 _MOST_KILLS_PER_FOLDER = 4
 _MOST_WORKERS = 2
 _PATIENCE = 120
 """Seconds after which ranks that are still there do not stop by themselves."""
+_LONGEST_SECONDS = 1800
+"""Seconds that an unbroken run may take."""
 _POLL_SECONDS = 0.002
 _STALL_TABLES, _STALL_REPEATS, _FEW = 26, 5, 100
 
@@ -82,6 +89,8 @@ class Unbroken:
     """Until its marker existed."""
     seconds: float
     """From there to its end."""
+    metrics_bytes: int
+    """Of its metrics; 0 where it has none."""
 
 
 PARSER = new_parser(__spec__, __doc__)
@@ -97,11 +106,12 @@ def measure(options: argparse.Namespace) -> Facts:
     rng = random.Random(options.seed)
     # Kills after a run was finished are late, and not among the others.
     tally: Facts = {"kills": 0, "late": 0, "kinds": Counter(), "folders": 0, "identical": 0, "faults": []}
+    tally["restarts"] = []
     unbroken: dict[Kind, Unbroken] = {}
     weights: dict[tuple[str, str], object] = {}
     with scratch_folder(options) as scratch:
         kinds = itertools.cycle(_prepare(options, scratch))
-        while tally["kills"] < options.kills:
+        while tally["kills"] < options.kills and tally["late"] <= 2 * options.kills:
             kind = next(kinds)
             if kind not in unbroken:
                 unbroken[kind] = _run_unbroken(kind, scratch)
@@ -129,10 +139,10 @@ def _prepare(options: argparse.Namespace, scratch: Path) -> list[Kind]:
     run_hotset(words, scratch)
     # The run from whose weights others start; it compiles what all will use.
     run_hotset([*_training(data, "cache", "adam"), "--out", str(scratch / "warm")], scratch)
-    return _training_kinds(data, scratch / "warm", is_ranked=options.of in ("ranks", "restarts"))
+    return _training_kinds(data, scratch / "warm", options.of)
 
 
-def _training_kinds(data: Path, warm: Path, *, is_ranked: bool) -> list[Kind]:
+def _training_kinds(data: Path, warm: Path, of: str) -> list[Kind]:
     placements = get_args(PlacementName)
     ways: list[tuple[str, tuple[str, ...], int]] = [(each, (), 1) for each in placements]
     ways += [
@@ -142,10 +152,10 @@ def _training_kinds(data: Path, warm: Path, *, is_ranked: bool) -> list[Kind]:
         ("cache", ("--init-from", str(warm)), 1),
         ("lookahead", (), 2),
     ]
-    if is_ranked:
-        ways = [(each, (), 2) for each in placements]
+    if of in ("ranks", "restarts"):
+        ways = [(each, (), 2) for each in (placements if of == "ranks" else _RESTARTED)]
     kinds = []
-    for optimizer in _OPTIMIZERS:
+    for optimizer in _OPTIMIZERS if of != "restarts" else _OPTIMIZERS[:1]:
         for placement, more, num_ranks in ways:
             shares = ("--micro-batches", "4") if num_ranks > 1 else ()
             plain = [word for word in more if not word.startswith("/")]
@@ -175,13 +185,18 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], timeout: float | None = N
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
+            for rank in _ranks_of(process).values():
+                os.kill(rank, signal.SIGKILL)
             process.kill()
     return [process.wait() for process in processes]
 
 
-def _wait_for(path: Path, processes: Sequence[subprocess.Popen[bytes]]) -> float:
-    """Wait until ``path`` exists or a process has ended; return the time."""
-    while not path.exists() and all(process.poll() is None for process in processes):
+def _wait_for(is_there: Callable[[], bool], processes: Sequence[subprocess.Popen[bytes]]) -> float:
+    """Wait until something is there, a process has ended or it takes too long; return the time."""
+    last = time.perf_counter() + _PATIENCE
+    while not is_there() and all(process.poll() is None for process in processes):
+        if time.perf_counter() > last:
+            break
         time.sleep(_POLL_SECONDS)
     return time.perf_counter()
 
@@ -193,11 +208,13 @@ def _run_unbroken(kind: Kind, scratch: Path) -> Unbroken:
         shutil.rmtree(out, ignore_errors=True)
         begin = time.perf_counter()
         processes = start_hotset([*kind.arguments, "--out", str(out)], scratch, kind.num_ranks, _PATIENCE)
-        ready = _wait_for(out / kind.marker, processes)
-        if any(_end(processes)):
+        ready = _wait_for((out / kind.marker).exists, processes)
+        if any(_end(processes, _LONGEST_SECONDS)):
             raise ConfigError(f"{kind.name} failed: {last_message(scratch)}")
         ended = time.perf_counter()
-    found = Unbroken(_checksums(kind, out), ready - begin, ended - ready)
+    metrics = out / METRICS
+    num_bytes = metrics.stat().st_size if metrics.exists() else 0
+    found = Unbroken(_checksums(kind, out), ready - begin, ended - ready, num_bytes)
     shutil.rmtree(out)
     return found
 
@@ -224,7 +241,7 @@ def _kill_and_resume(
         # Another number of workers each time: a resumed run must not depend on the run before.
         workers = [] if kind.optimizer else ["--workers", str(rng.randint(1, _MOST_WORKERS))]
         processes = start_hotset([*arguments, *workers], scratch, kind.num_ranks, timeout=20)
-        _wait_for(out / kind.marker, processes)
+        _wait_for((out / kind.marker).exists, processes)
         victim = rng.randrange(kind.num_ranks)
         # A resumed run has its marker from the beginning, and still has to start.
         start = unbroken.start_seconds if rng.random() < 0.5 else 0.0
@@ -266,22 +283,43 @@ def _kill_and_wait(kind: Kind, unbroken: Unbroken, scratch: Path, rng: random.Ra
     messages = scratch / "launch.txt"
     with messages.open("wb") as file:
         launcher = subprocess.Popen([sys.executable, *words], stdout=file, stderr=file)
-    _wait_for(out / kind.marker, [launcher])
-    time.sleep(rng.random() * unbroken.seconds)
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
-    ranks = [int(each) for each in children.read_text().split()] if launcher.poll() is None else []
+    # By what it has written, not by the clock: a busy machine kills as early as an idle one.
+    metrics, wanted = out / METRICS, rng.random() * unbroken.metrics_bytes
+    _wait_for(lambda: metrics.exists() and metrics.stat().st_size >= wanted, [launcher])
+    ranks = _ranks_of(launcher)
+    rank = rng.randrange(kind.num_ranks)
     is_late = _is_finished(kind, out) or len(ranks) < kind.num_ranks
+    lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
     if not is_late:
-        os.kill(rng.choice(ranks), signal.SIGKILL)
-    status = _end([launcher], _PATIENCE)[0]
+        os.kill(ranks[rank], signal.SIGKILL)
+    begin = time.perf_counter()
+    (status,) = _end([launcher], _PATIENCE)
+    seconds = time.perf_counter() - begin
     is_identical = status == 0 and _checksums(kind, out) == unbroken.checksums
     tally["late" if is_late else "kills"] += 1
     tally["folders"] += 1
     tally["identical"] += is_identical
+    if not is_late:
+        said = [line for line in messages.read_text(errors="replace").splitlines() if "error: " in line]
+        step = json.loads(lines[-1])["step"] if lines else 0
+        facts = {"kind": kind.name, "rank": rank, "step": step, "seconds_to_end": round(seconds, 1)}
+        tally["restarts"].append(facts | {"status": status, "identical": is_identical, "said": said[:1]})
     if not is_identical:
         last = messages.read_text(errors="replace").splitlines()[-1:]
         tally["faults"].append(f"{kind.name} differs (exit status {status}: {last})")
     shutil.rmtree(out, ignore_errors=True)
+
+
+def _ranks_of(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
+    """Return the process of each rank of a launch that is still there."""
+    found = {}
+    with suppress(OSError):
+        for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+            with suppress(OSError):
+                for each in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                    if each.startswith(b"RANK="):
+                        found[int(each[5:])] = int(child)
+    return found
 
 
 def measure_stall(num_rows: int, scratch: Path) -> Facts:

@@ -146,8 +146,8 @@ def test_kills(tmp_path: Path) -> None:
 
 
 def test_killed_trainings_have_options_of_today(tmp_path: Path) -> None:
-    for is_ranked in (False, True):
-        for kind in kills._training_kinds(tmp_path, tmp_path, is_ranked=is_ranked):
+    for of in ("train", "ranks", "restarts"):
+        for kind in kills._training_kinds(tmp_path, tmp_path, of):
             command, *words = kind.arguments
             command_class(command).parse(command, [*words, "--out", str(tmp_path / "out")])
 
