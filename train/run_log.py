@@ -27,7 +27,7 @@ from .config import ExchangePrediction
 from .data.batch import UnfitBatchError
 from .loop import Trainer
 from .metrics import Kind, Quality, RunQuality, Scores
-from .ranks.ranks import first_says
+from .ranks.ranks import first_says, gather_numbers
 from .recipe_options import seconds_of
 from .run_config import RUN_HINT, SUMMARY, read_config, read_object
 from .run_folder.files import RunFolder
@@ -293,9 +293,7 @@ class RunLog:
         fault = self._trainer.fault or (self._check.fault if self._check is not None else None)
         number = number if fault is None else _DAMAGED
         if ranks.num_ranks > 1:
-            number = max(
-                int(each) for each in ranks.gather(torch.tensor([number], dtype=torch.int64, device="cpu"))
-            )
+            number = max(gather_numbers(ranks, number))
         if number == _DAMAGED:
             self._is_agreed = True
             raise fault or ShardsElsewhereError("another rank names a shard that cannot be read")

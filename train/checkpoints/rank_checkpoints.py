@@ -22,7 +22,7 @@ from ...pipeline.errors import MIB, SaidElsewhereError
 from ..loop import Trainer
 from ..ranks.embeddings import RankedEmbeddings
 from ..ranks.messages import GroupErrors
-from ..ranks.ranks import Ranks, first_says, sent_to_first, wait_for_first
+from ..ranks.ranks import Ranks, first_says, gather_numbers, sent_to_first, wait_for_first
 from ..rows.embeddings import RowsPart, settle
 from .files import CheckpointRecord
 from .resume import RunCheckpoints, num_used_rows
@@ -71,9 +71,9 @@ class SavedErrors:
     def _bring(self, name: str, own: torch.Tensor) -> None:
         ranks = self._ranks
         row_bytes = own.element_size() * (own.shape[1] if own.dim() > 1 else 1)
-        counts = ranks.gather(torch.tensor([own.shape[0]], dtype=torch.int64, device="cpu"))
+        counts = gather_numbers(ranks, own.shape[0])
         data = own.contiguous().reshape(-1).view(torch.uint8)
-        received = sent_to_first(ranks, data, [row_bytes * int(count) for count in counts])
+        received = sent_to_first(ranks, data, [row_bytes * count for count in counts])
         for rank, part in enumerate(received):
             found = part.clone().view(own.dtype).reshape(-1, *own.shape[1:]) if rank else own.clone()
             self._state[f"rank {rank} {name}"] = found
@@ -110,12 +110,7 @@ class RankCheckpoints(RunCheckpoints):
         if isinstance(errors, SavedErrors):
             errors.bring_together()
         # Rows that were ever changed, at all ranks together.
-        num_used = sum(
-            int(each)
-            for each in self._ranks.gather(
-                torch.tensor([num_used_rows(trainer)], dtype=torch.int64, device="cpu")
-            )
-        )
+        num_used = sum(gather_numbers(self._ranks, num_used_rows(trainer)))
         # Rank 0 writes what all ranks send, and the others wait for it however long that takes.
         if self._ranks.rank == 0:
             with self._standing_still():

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB, format_byte_size
 from ..data.batch import Batch, FeatureBags, LookupsOfBatch, MicroBatches, OwnBatch
 from ..data.shards import Shards
-from .ranks import RankError, Ranks, raise_on_any_rank, wait_for_all
+from .ranks import RankError, Ranks, gather_numbers, raise_on_any_rank, wait_for_all
 
 _RING_BYTES = 256 * MIB
 """Lookups of about 1,200 batches of 2,048 samples of the Kaggle log."""
@@ -68,17 +68,16 @@ class Node:
             with suppress(OSError):
                 descriptor = os.memfd_create("hotset", os.MFD_CLOEXEC)
                 os.ftruncate(descriptor, num_bytes)
-        numbers = self._ranks.gather(torch.tensor([descriptor], dtype=torch.int64, device="cpu"))
-        first = self._members[0]
+        number = gather_numbers(self._ranks, descriptor)[self._members[0]]
         memory = None
-        if int(numbers[first]) >= 0:
+        if number >= 0:
             with suppress(OSError, ValueError):
-                memory = SharedMemory(Path(f"/proc/{self._pids[first]}/fd/{int(numbers[first])}"), num_bytes)
+                memory = SharedMemory(Path(f"/proc/{self._pids[self._members[0]]}/fd/{number}"), num_bytes)
         # All of a machine use it, or none; the maker keeps it until everybody has it.
-        has_it = self._ranks.gather(torch.tensor([memory is not None], dtype=torch.bool, device="cpu"))
+        has_it = gather_numbers(self._ranks, memory is not None)
         if descriptor >= 0:
             os.close(descriptor)
-        return memory if all(bool(has_it[rank]) for rank in self._members) else None
+        return memory if all(has_it[rank] for rank in self._members) else None
 
     def summed(self, count: Callable[[], NDArray[np.uint32]]) -> NDArray[np.uint32]:
         """Return the sum of what this machine's ranks count; all ranks of the run call this.

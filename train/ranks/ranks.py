@@ -116,6 +116,11 @@ class OneRank:
         """There is nobody to leave."""
 
 
+def gather_numbers(ranks: Ranks, own: int) -> list[int]:
+    """Return the number of each rank; every rank calls this."""
+    return [int(each) for each in ranks.gather(torch.tensor([own], dtype=torch.int64, device="cpu"))]
+
+
 @contextmanager
 def raise_on_any_rank(ranks: Ranks) -> Iterator[None]:
     """Run the block on every rank; if it fails on one, raise on all.
@@ -134,7 +139,7 @@ def raise_on_any_rank(ranks: Ranks) -> Iterator[None]:
     outcome = _HAS_ERROR if error is not None else _SUCCEEDED
     if isinstance(error, SaidElsewhereError):
         outcome = _LEFT_TO_OTHERS
-    outcomes = [int(each) for each in ranks.gather(torch.tensor([outcome], dtype=torch.int64, device="cpu"))]
+    outcomes = gather_numbers(ranks, outcome)
     if max(outcomes) == _SUCCEEDED:
         return
     first = outcomes.index(_HAS_ERROR if _HAS_ERROR in outcomes else _LEFT_TO_OTHERS)
@@ -157,7 +162,7 @@ def sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) ->
 
 def first_says(ranks: Ranks, own: bool) -> bool:
     """Return what rank 0 says, such as by its clock; every rank calls this."""
-    return bool(ranks.gather(torch.tensor([own], dtype=torch.bool, device="cpu"))[0])
+    return bool(gather_numbers(ranks, own)[0])
 
 
 def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
@@ -177,9 +182,7 @@ def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
         SaidElsewhereError: at the other ranks in this case.
     """
     if ranks.rank:
-        while (
-            number := int(ranks.gather(torch.tensor([_UNDER_WAY], dtype=torch.int64, device="cpu"))[0])
-        ) == _UNDER_WAY:
+        while (number := gather_numbers(ranks, _UNDER_WAY)[0]) == _UNDER_WAY:
             pass
         if number == _FAILED:
             raise SaidElsewhereError("rank 0 cannot go on")
@@ -192,9 +195,9 @@ def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
         while not under_way.done():
             wait([under_way], timeout=_SIGN_SECONDS)
             if not under_way.done():
-                ranks.gather(torch.tensor([_UNDER_WAY], dtype=torch.int64, device="cpu"))
+                gather_numbers(ranks, _UNDER_WAY)
     is_done = under_way.exception() is None
-    ranks.gather(torch.tensor([under_way.result() if is_done else _FAILED], dtype=torch.int64, device="cpu"))
+    gather_numbers(ranks, under_way.result() if is_done else _FAILED)
     return under_way.result()
 
 
@@ -221,8 +224,7 @@ def wait_for_all(ranks: Ranks, work: Callable[[], Found]) -> Found:
             state = _UNDER_WAY
             if under_way.done():
                 state = 0 if under_way.exception() is None else _FAILED
-            found = ranks.gather(torch.tensor([state], dtype=torch.int64, device="cpu"))
-            states = [int(each) for each in found]
+            states = gather_numbers(ranks, state)
     result = under_way.result()
     if _FAILED in states:
         raise SaidElsewhereError(f"rank {states.index(_FAILED)} cannot go on")
