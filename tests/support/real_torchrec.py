@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+needs_torchrec = pytest.mark.skipif(
+    find_spec("torchrec") is None, reason="TorchRec is not installed: scripts/install-torchrec installs it"
+)
+
 
 def torchrec_or_skip() -> Any:
     """Import TorchRec, whose own warnings and messages are no errors of ours, or skip the test."""

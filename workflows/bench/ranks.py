@@ -36,6 +36,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -391,7 +392,7 @@ def spy_on_ranks(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
         "batch_size": batch_size,
         "hot_bytes": int(hot_bytes),
         "spied": found,
-        "faults": [fault for each in found for fault in _faults(each)],
+        "faults": [fault for each in found for fault in faults_of(each)],
     }
 
 
@@ -418,7 +419,7 @@ def _compared(steps: list[Facts], predicted: Traffic, num_ranks: int) -> Facts:
     return found
 
 
-def _faults(row: Facts) -> list[str]:
+def faults_of(row: Facts) -> list[str]:
     """Return what is wrong with a comparison of `_compared`."""
     name = f"{row['ranks']} ranks, {row['split']}"
     found = []
@@ -452,13 +453,15 @@ def spy_on_rank(data: Path, folder: Path, splits: dict[str, tuple[int, ...]], nu
         steps.append(kind | seen | {"other": sent.total()})
         return total
 
-    engine.TorchRecSteps.train = spied
     config = TrainConfig(engine="torchrec", threads=1, recipe=RecipeOptions(max_steps=num_steps))
     found = {}
     for number, (name, split) in enumerate(splits.items()):
-        engine.choose_num_replicated = lambda *_, split=split: split
         steps.clear()
-        train(data, config, folder / f"{number}")
+        with (
+            patch.object(engine.TorchRecSteps, "train", spied),
+            patch.object(engine, "choose_num_replicated", lambda *_, split=split: split),
+        ):
+            train(data, config, folder / f"{number}")
         found[name] = list(steps)
     return found
 

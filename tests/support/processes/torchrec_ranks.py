@@ -1,21 +1,22 @@
-"""Ranks that train on TorchRec, each a process that makes many runs: the library takes seconds to import.
+"""Processes that take turns as ranks of TorchRec: the library takes seconds to import.
 
-    python -m hotset.tests.support.processes.torchrec_ranks CASES.json
-
-A case may plant a fault in the batches, and says how many rows are replicated. What each step handed to c10d
-is counted at rank 0.
+A case is a run. It may plant a fault in the batches, and says how many rows are replicated. What each step
+handed to c10d is counted at rank 0.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import importlib
+import io
 import json
+import multiprocessing
 import os
-import socket
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,34 +28,82 @@ from hotset.train import run
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.recipe_options import RecipeOptions
 from hotset.workflows.bench.examples.torchrec_ranks import Spy
+from hotset.workflows.bench.harness import free_port
 
 Case = dict[str, Any]
 """``shards``, ``out``, ``config``; and perhaps ``num_replicated``, ``fault``, ``init_from``; ``every``, the
 steps between checkpoints; and ``dies_after``, the step after which the last rank dies."""
 
 
-def run_on_ranks(num_ranks: int, folder: Path, cases: Sequence[Case], *, timeout: int = 120) -> list[str]:
-    """Make the runs of all cases on so many ranks; return what each rank raised, empty where nothing."""
-    script = folder / f"cases-{num_ranks}-{len(list(folder.glob('cases-*')))}.json"
-    script.write_text(json.dumps(cases, default=str))
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port = str(opened.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks)}
-    shared |= {"HOTSET_RANK_TIMEOUT": str(timeout), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "hotset.tests.support.processes.torchrec_ranks", str(script)],
-            env=os.environ | shared | {"RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(num_ranks)
-    ]
-    for each in ranks:
-        each.communicate(timeout=600)
-    reports = [script.with_suffix(f".{rank}") for rank in range(num_ranks)]
-    return [report.read_text() if report.exists() else "killed" for report in reports]
+class RankPool:
+    """Processes that are ranks of one call after another, as many as it asks for."""
+
+    def __init__(self) -> None:
+        self._workers: list[ProcessPoolExecutor] = []
+
+    def run(self, num_ranks: int, cases: Sequence[Case], *, timeout: int = 120) -> list[str]:
+        """Make the runs of all cases; return what each rank raised, empty where nothing.
+
+        Args:
+            timeout: seconds for which ranks wait for each other.
+        """
+        jobs = self._start(num_ranks, _make_runs, timeout, list(cases))
+        found = []
+        for rank, job in enumerate(jobs):
+            try:
+                found.append(job.result(timeout=600))
+            except BrokenProcessPool:
+                found.append("killed")
+                self._workers[rank] = _new_worker()
+        return found
+
+    def call(self, num_ranks: int, scratch: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return what a top-level function returns on each rank, as `call_on_ranks` does."""
+        jobs = self._start(num_ranks, function, 120, *arguments)
+        return [job.result(timeout=600) for job in jobs]
+
+    def _start(
+        self, num_ranks: int, function: Callable[..., Any], timeout: int, *arguments: Any
+    ) -> list[Future[Any]]:
+        self._workers += [_new_worker() for _ in range(num_ranks - len(self._workers))]
+        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(num_ranks)}
+        launched |= {"HOTSET_RANK_TIMEOUT": str(timeout), "OMP_NUM_THREADS": "1"}
+        return [
+            worker.submit(_as_rank, launched | {"RANK": str(rank)}, function, arguments)
+            for rank, worker in enumerate(self._workers[:num_ranks])
+        ]
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            worker.submit(os._exit, 0)
+        for worker in self._workers:
+            worker.shutdown()
+
+
+def _new_worker() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _as_rank(launched: dict[str, str], function: Callable[..., Any], arguments: Any) -> Any:
+    """Call a function as one rank."""
+    os.environ |= launched
+    # The library asks all ranks once a process, and some of these processes are new.
+    collectives: Any = importlib.import_module("torchrec.distributed.collective_utils")
+    collectives._INITIALIZED = False
+    try:
+        return function(*arguments)
+    finally:
+        # A program leaves its group itself.
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _join() -> None:
+    # TorchRec's own messages wait no longer than those of a run.
+    seconds = float(os.environ["HOTSET_RANK_TIMEOUT"])
+    if os.environ["WORLD_SIZE"] != "1":
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
 
 
 def losses_of(out: Path) -> list[float]:
@@ -145,23 +194,20 @@ def _train(case: Case) -> None:
         Path(f"{case['out']}.seen.json").write_text(json.dumps(seen))
 
 
-def main() -> None:
-    """Make all runs of a file of cases."""
-    script = Path(sys.argv[1])
-    fault = ""
+def _make_runs(cases: Sequence[Case]) -> str:
+    """Make the runs of one rank; return what was raised."""
     try:
-        if os.environ["WORLD_SIZE"] != "1":
-            # TorchRec's own messages wait no longer than those of the run.
-            seconds = float(os.environ["HOTSET_RANK_TIMEOUT"])
-            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
-        for case in json.loads(script.read_text()):
+        _join()
+        for case in cases:
             _train(case)
     except BaseException:
-        fault = traceback.format_exc()
-    script.with_suffix(f".{os.environ['RANK']}").write_text(fault)
-    # TorchRec's threads may abort the interpreter's own end.
-    os._exit(0)
+        return traceback.format_exc()
+    return ""
 
 
-if __name__ == "__main__":
-    main()
+def run_program(folder: Path, text: str) -> str:
+    """Run a program in a folder, as a launcher does; return what it prints."""
+    printed = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
+        exec(compile(text, "program.py", "exec"), {"__name__": "__main__"})
+    return printed.getvalue()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.tests.support.processes.torchrec_ranks import Case, losses_of, run_on_ranks, settings_of
+from hotset.tests.support.processes.torchrec_ranks import Case, RankPool, losses_of, settings_of
+from hotset.tests.support.real_torchrec import needs_torchrec
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import run
@@ -21,10 +21,6 @@ from hotset.train.config import CheckpointSettings
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.verify_run import verify_run
 
-needs_torchrec = pytest.mark.skipif(
-    importlib.util.find_spec("torchrec") is None,
-    reason="TorchRec is not installed: scripts/install-torchrec installs it",
-)
 SPEC = ShardSpec(
     num_rows=(30, 400, 900),
     num_hot=(30, 20, 40),
@@ -41,13 +37,13 @@ SETTINGS = {"embedding_optimizer": "adagrad", "evaluate_every": 4, "keep_best": 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, rank_pool: RankPool) -> Path:
     """The log, a run of two ranks, and one that lost a rank."""
     folder = tmp_path_factory.mktemp("checkpoints")
     write_shards(folder / "shards", SPEC)
     train(folder, "hotset")
     cases = [case_of(folder, "unbroken"), case_of(folder, "killed", dies_after=17)]
-    errors = run_on_ranks(2, folder, cases)
+    errors = rank_pool.run(2, cases)
     # The other rank is told in one line.
     assert "RankError: rank 0 lost another rank" in errors[0]
     assert errors[1] == "killed"
@@ -79,21 +75,21 @@ def assert_equal_losses(found: Path, wanted: Path) -> None:
 
 @needs_torchrec
 @pytest.mark.slow
-def test_a_run_that_lost_a_rank_is_resumed(folder: Path) -> None:
+def test_a_run_that_lost_a_rank_is_resumed(folder: Path, rank_pool: RankPool) -> None:
     checkpoint = newest_whole(folder / "killed/checkpoints")
     assert checkpoint is not None and checkpoint.state.step == 15
     # Each rank has written rows of its own.
     assert {int(entry.path.split("-")[2][:4]) for entry in checkpoint.rows} == {0, 1}
     for name in ("killed-copy", "unfinished-copy"):
         shutil.copytree(folder / "killed", folder / name)
-    assert run_on_ranks(2, folder, [case_of(folder, "killed")]) == ["", ""]
+    assert rank_pool.run(2, [case_of(folder, "killed")]) == ["", ""]
     assert losses_of(folder / "killed") == losses_of(folder / "unbroken")
     assert weights_of(folder / "killed") == weights_of(folder / "unbroken")
     assert verify_run(folder / "killed") == []
     # Other numbers of ranks go on from it, with other rows replicated; and so does hotset's own engine.
     copied = case_of(folder, "killed-copy", num_replicated=[0, 3, 900])
     started = case_of(folder, "started", init_from=folder / "hotset")
-    assert run_on_ranks(3, folder, [copied, started]) == [""] * 3
+    assert rank_pool.run(3, [copied, started]) == [""] * 3
     assert_equal_losses(folder / "killed-copy", folder / "unbroken")
     train(folder, "own-started", folder / "hotset")
     assert_equal_losses(folder / "started", folder / "own-started")

@@ -6,7 +6,6 @@ The real library trains here, without a GPU, on gloo ranks in other processes. A
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -20,8 +19,8 @@ import torch
 
 import hotset.nn
 from hotset.pipeline.errors import ConfigError, MissingExtraError
-from hotset.tests.support.processes.torchrec_ranks import FAULTS, Case, losses_of, run_on_ranks, settings_of
-from hotset.tests.support.real_torchrec import torchrec_or_skip
+from hotset.tests.support.processes.torchrec_ranks import FAULTS, Case, RankPool, losses_of, settings_of
+from hotset.tests.support.real_torchrec import needs_torchrec, torchrec_or_skip
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train import run
 from hotset.train.build_embeddings import resolve
@@ -29,13 +28,11 @@ from hotset.train.build_model import UserModel
 from hotset.train.config import CheckpointSettings
 from hotset.train.data.shards import Shards
 from hotset.train.run_folder.weights import open_weights
+from hotset.workflows.bench import ranks
+from hotset.workflows.bench.examples import engines
 from hotset.workflows.cli import main
 
 PREPROCESS = ("preprocess", "-q", "--batch-size", "64", "--hot-bytes", "64KiB", "--workers", "1")
-needs_torchrec = pytest.mark.skipif(
-    importlib.util.find_spec("torchrec") is None,
-    reason="TorchRec is not installed: scripts/install-torchrec installs it",
-)
 LOGS = {
     "one-hot": ShardSpec(
         num_rows=(30, 400, 900),
@@ -141,13 +138,13 @@ def check_equal(own: Path, found: Path, most: float) -> None:
 
 @needs_torchrec
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_runs_equal_those_of_hotset(folder: Path, num_ranks: int) -> None:
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_runs_equal_those_of_hotset(folder: Path, rank_pool: RankPool, num_ranks: int) -> None:
     names = [("sgd", "sharded"), ("lists by rows", "split")]
     if num_ranks == 2:
         names = [(name, "split") for name in RUNS] + [("sgd", "sharded"), ("lists by sgd", "replicated")]
     cases = [case_of(folder, name, split, num_ranks) for name, split in names]
-    assert run_on_ranks(num_ranks, folder, cases) == [""] * num_ranks
+    assert rank_pool.run(num_ranks, cases) == [""] * num_ranks
     for (name, _), case in zip(names, cases, strict=True):
         check_equal(folder / f"{name}-hotset", Path(case["out"]), RUNS[name][2])
         seen = json.loads(Path(f"{case['out']}.seen.json").read_text())
@@ -160,12 +157,14 @@ def test_runs_equal_those_of_hotset(folder: Path, num_ranks: int) -> None:
 
 @needs_torchrec
 @pytest.mark.slow
-def test_the_run_folder_is_an_ordinary_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_folder_is_an_ordinary_one(
+    tmp_path: Path, rank_pool: RankPool, capsys: pytest.CaptureFixture[str]
+) -> None:
     log, data, out = (str(tmp_path / name) for name in ("log.tsv", "data", "run"))
     assert main(["generate", "-q", "--samples", "3000", "--seed", "1", "--scale", "1000", "--out", log]) == 0
     assert main([*PREPROCESS, log, "--out", data]) == 0
     case = {"shards": data, "out": out, "config": {"embedding_optimizer": "adagrad", "hot_bytes": 2000}}
-    assert run_on_ranks(2, tmp_path, [case]) == ["", ""]
+    assert rank_pool.run(2, [case]) == ["", ""]
     assert main(["verify", "-q", out, "--shards", data]) == 0
     assert main(["evaluate", "-q", out, data]) == 0
     assert main(["predict", "-q", out, log, "--out", str(tmp_path / "scores.parquet")]) == 0
@@ -242,12 +241,29 @@ def test_batch_normalization_needs_one_rank() -> None:
 
 @needs_torchrec
 @pytest.mark.slow
-def test_planted_faults_are_found(folder: Path) -> None:
+def test_planted_faults_are_found(folder: Path, rank_pool: RankPool) -> None:
     *wrong, hanging = [case_of(folder, "sgd", "split", 2, fault=fault) for fault in FAULTS]
-    assert run_on_ranks(2, folder, wrong) == ["", ""]
+    assert rank_pool.run(2, wrong) == ["", ""]
     for case in wrong:
         with pytest.raises(AssertionError):
             check_equal(folder / "sgd-hotset", Path(case["out"]), 1e-5)
     assert hanging["fault"] == "kinds differ between ranks"
-    errors = run_on_ranks(2, folder, [hanging], timeout=5)
+    errors = rank_pool.run(2, [hanging], timeout=5)
     assert all("lost another rank" in each or "lost rank" in each for each in errors), errors
+
+
+@needs_torchrec
+@pytest.mark.slow
+def test_scripts_find_no_fault(tmp_path: Path, rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hot-only steps make no all-to-all, bytes are those that are predicted, and losses those of hotset."""
+    monkeypatch.setattr(ranks, "call_on_ranks", rank_pool.call)
+    monkeypatch.setattr(engines, "call_on_ranks", rank_pool.call)
+    words = ["--samples", "3000", "--ranks", "2", "--scratch", str(tmp_path)]
+    spied = ["spy", "--batch-sizes", "256", "--budgets", "1", *words]
+    found = ranks.measure(ranks.PARSER.parse_args(spied))
+    assert found["faults"] == [] and len(found["spied"]) == 3
+    (fae,) = (each for each in found["spied"] if "hot_only" in each)
+    assert fae["mixed"]["counted"]["all_to_all"] > 0 == fae["hot_only"]["all_to_all_calls"]
+    few = ["--steps", "6", "--batch-size", "128", "--optimizers", "adagrad", *words]
+    found = engines.measure(engines.PARSER.parse_args(few))
+    assert found["faults"] == [] and len(found["runs"]) == 6

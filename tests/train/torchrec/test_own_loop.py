@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +14,8 @@ import torch
 import hotset
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.generate.generate import GenerateConfig, generate
-from hotset.tests.support.real_torchrec import torchrec_or_skip
+from hotset.tests.support.processes.torchrec_ranks import RankPool, run_program
+from hotset.tests.support.real_torchrec import needs_torchrec, torchrec_or_skip
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.data.shards import Shards
 
@@ -30,32 +28,16 @@ def program() -> str:
     return str(found)
 
 
-def run_on(num_ranks: int, folder: Path, text: str) -> tuple[str, dict[str, torch.Tensor]]:
+def run_on(pool: RankPool, num_ranks: int, folder: Path, text: str) -> tuple[str, dict[str, torch.Tensor]]:
     """Run the program in a folder; return what it prints and the tables at its end."""
-    (folder / "path").mkdir(exist_ok=True)
-    if not (folder / "path/hotset").exists():
-        (folder / "path/hotset").symlink_to(ROOT)
-    paths = [str(folder / "path"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    # TorchRec's threads may abort the interpreter's own end.
-    end = 'data.rank or torch.save(tables, "tables.pt")\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n'
-    (folder / "program.py").write_text(text.replace("dist.destroy_process_group()", end))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    done = subprocess.run(
-        [sys.executable, *launch, "program.py"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, torch.load(folder / "tables.pt")
+    keep = 'data.rank or torch.save(tables, "tables.pt")'
+    printed = pool.call(num_ranks, folder, run_program, folder, f"{text}\n{keep}")
+    return "".join(printed), torch.load(folder / "tables.pt")
 
 
+@needs_torchrec
 @pytest.mark.slow
-def test_the_program_of_the_page_trains_on_one_rank_as_on_two(tmp_path: Path) -> None:
-    torchrec_or_skip()
+def test_the_program_of_the_page_trains_on_one_rank_as_on_two(tmp_path: Path, rank_pool: RankPool) -> None:
     assert len(program().splitlines()) <= 40
     generate(GenerateConfig(samples=2000, seed=1, scale=300), tmp_path / "log.tsv", workers=1)
     data = hotset.preprocess(tmp_path / "log.tsv", tmp_path / "DIR", batch_size=128, workers=1)
@@ -68,7 +50,7 @@ def test_the_program_of_the_page_trains_on_one_rank_as_on_two(tmp_path: Path) ->
     )
     assert other.count("eps=1e-4") == 2
     replicated = other.replace('RankData("DIR")', f'RankData("DIR", num_replicated={hot})')
-    found = [run_on(1, tmp_path, replicated), run_on(2, tmp_path, other)]
+    found = [run_on(rank_pool, 1, tmp_path, replicated), run_on(rank_pool, 2, tmp_path, other)]
     losses = [float(text.split("log loss ")[1].split(",")[0]) for text, _ in found]
     assert abs(losses[0] - losses[1]) < 1e-3 and losses[0] < 0.7
     tables = found[0][1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hotset.pipeline.errors import ByteSize, ConfigError
+from hotset.tests.support.real_torchrec import needs_torchrec
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
@@ -30,9 +30,6 @@ from hotset.train.torchrec.sharding import (
 )
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-with_torchrec = pytest.mark.skipif(
-    find_spec("torchrec") is None, reason="needs TorchRec, see scripts/install-torchrec"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +77,16 @@ def collection(shards: Shards) -> tuple[nn.Module, list[Any]]:
     return model, [EmbeddingCollectionSharder(fused_params={})]
 
 
+def plan_of(shards: Shards, device: torch.device, optimizer: str, num_ranks: int = 2, **more: Any) -> Any:
+    """Return the plan of each table of the collection."""
+    model, sharders = collection(shards)
+    uses = row_uses(shards, num_ranks)
+    plan = plan_sharding(
+        model, sharders, shards, REPLICATED, uses, device=device, optimizer=optimizer, **more
+    )
+    return plan.plan["16"]
+
+
 def test_replicated_rows_fit_in_the_hot_bytes(shards: Shards) -> None:
     uses = row_uses(shards, 4)
     free = choose_num_replicated(shards, TrainConfig(hot_bytes=ByteSize(1 << 30)), uses)
@@ -92,20 +99,17 @@ def test_replicated_rows_fit_in_the_hot_bytes(shards: Shards) -> None:
     assert choose_num_replicated(shards, TrainConfig(placement="fae"), uses) == (5, 10, 20)
 
 
-@with_torchrec
+@needs_torchrec
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad"])
 def test_every_table_is_planned_and_none_is_copied(shards: Shards, num_ranks: int, optimizer: str) -> None:
-    model, sharders = collection(shards)
-    uses = row_uses(shards, num_ranks)
-    plan = plan_sharding(model, sharders, shards, REPLICATED, uses, device=CPU, optimizer=optimizer)
-    tables = plan.plan["16"]
+    tables = plan_of(shards, CPU, optimizer, num_ranks)
     assert set(tables) == {"table_1", "table_2"}
     assert {each.compute_kernel for each in tables.values()} == {"fused"}
     assert {each.sharding_type for each in tables.values()} <= {"table_wise", "row_wise"}
 
 
-@with_torchrec
+@needs_torchrec
 def test_a_table_that_is_more_than_a_part_of_all_may_be_divided_by_rows(shards: Shards) -> None:
     model, _ = collection(shards)
     uses = row_uses(shards, 2)
@@ -119,80 +123,39 @@ def test_a_table_that_is_more_than_a_part_of_all_may_be_divided_by_rows(shards: 
     assert found["table_2"].sharding_types == ["table_wise", "row_wise"]
 
 
-@with_torchrec
+@needs_torchrec
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise"])
 def test_constraints_of_a_user_come_first(shards: Shards, kind: str) -> None:
     from torchrec.distributed.planner import ParameterConstraints
 
-    model, sharders = collection(shards)
     own = ParameterConstraints(sharding_types=[kind], compute_kernels=["fused"], min_partition=8)
-    plan = plan_sharding(
-        model,
-        sharders,
-        shards,
-        REPLICATED,
-        row_uses(shards, 2),
-        device=CPU,
-        optimizer="sgd",
-        constraints={"table_2": own},
-    )
-    assert plan.plan["16"]["table_2"].sharding_type == kind
+    tables = plan_of(shards, CPU, "sgd", constraints={"table_2": own})
+    assert tables["table_2"].sharding_type == kind
 
 
-@with_torchrec
+@needs_torchrec
 def test_a_plan_that_fails_is_one_line(shards: Shards) -> None:
     from torchrec.distributed.planner import ParameterConstraints
 
-    model, sharders = collection(shards)
     own = ParameterConstraints(sharding_types=["grid_shard"], compute_kernels=["fused"])
     with pytest.raises(ConfigError, match="TorchRec finds no place for the sharded rows: No available"):
-        plan_sharding(
-            model,
-            sharders,
-            shards,
-            REPLICATED,
-            row_uses(shards, 2),
-            device=CPU,
-            optimizer="sgd",
-            constraints={"table_2": own},
-        )
+        plan_of(shards, CPU, "sgd", constraints={"table_2": own})
 
 
-@with_torchrec
+@needs_torchrec
 def test_rows_that_do_not_fit_on_gpus_are_cached(shards: Shards) -> None:
-    model, sharders = collection(shards)
-    uses = row_uses(shards, 2)
     row = 2 * 4 * 16
     cache_bytes = 300 * row
-    plan = plan_sharding(
-        model,
-        sharders,
-        shards,
-        REPLICATED,
-        uses,
-        device=CUDA,
-        optimizer="adagrad",
-        cache_bytes=cache_bytes,
-    )
-    cached = plan.plan["16"]["table_2"]
-    assert cached.compute_kernel == "fused_uvm_caching"
+    tables = plan_of(shards, CUDA, "adagrad", cache_bytes=cache_bytes)
+    assert tables["table_2"].compute_kernel == "fused_uvm_caching"
     held = sum(
         each.cache_params.load_factor * num_rows if each.cache_params else num_rows
-        for each, num_rows in ((plan.plan["16"]["table_1"], 57), (cached, 2996))
+        for each, num_rows in ((tables["table_1"], 57), (tables["table_2"], 2996))
     )
     # Both ranks together hold that many rows.
     assert held * row == pytest.approx(2 * cache_bytes, rel=0.01)
-    everything = plan_sharding(
-        model,
-        sharders,
-        shards,
-        REPLICATED,
-        uses,
-        device=CUDA,
-        optimizer="adagrad",
-        cache_bytes=3000 * row,
-    )
-    assert {each.compute_kernel for each in everything.plan["16"].values()} == {"fused"}
+    everything = plan_of(shards, CUDA, "adagrad", cache_bytes=3000 * row)
+    assert {each.compute_kernel for each in everything.values()} == {"fused"}
 
 
 def test_a_cache_holds_the_most_used_rows_by_bytes() -> None:
@@ -224,7 +187,7 @@ def exact_miss_rate(uses: NDArray[np.int32], num_ranks: int, num_steps: int, num
     return float(sum(needed[num_cached:]) / sum(needed))
 
 
-@with_torchrec
+@needs_torchrec
 def test_statistics_are_those_of_rows_one_by_one() -> None:
     uses = np.array([0, 8, 3, 3, 1, 0, 5], np.int32)
     found = use_statistics(uses, 2, 4)
@@ -241,13 +204,13 @@ def test_statistics_are_those_of_rows_one_by_one() -> None:
     assert found.stable_fingerprint() != alike.stable_fingerprint()
 
 
-@with_torchrec
+@needs_torchrec
 def test_statistics_of_rows_that_nobody_uses() -> None:
     found = use_statistics(np.zeros(4, np.int32), 2, 0)
     assert (found.expected_lookups, found.expected_miss_rate(0), found.expected_miss_rate(1)) == (0, 1, 0)
 
 
-@with_torchrec
+@needs_torchrec
 @pytest.mark.parametrize(("exchange", "error", "num_bytes"), [("fp16", 5e-4, 2), ("int8", 5e-3, 1)])
 def test_codecs_send_fewer_bytes(exchange: str, error: float, num_bytes: int) -> None:
     codecs = codecs_of(exchange, CPU)["SEQUENCE_EMBEDDINGS_ALL_TO_ALL"]

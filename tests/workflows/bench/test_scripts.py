@@ -1,7 +1,7 @@
 """The smallest case of each script runs and writes what made it.
 
-Tests `example_scores`, `harness`, `polars_program`, `train_step`, `placements`, `quality`, `kills`,
-`stats_kernels`, `host_steps`, `larger_than_memory`, `logs`, `processes` and `window`.
+Tests `engines`, `ranks`, `example_scores`, `harness`, `polars_program`, `train_step`, `placements`, `kills`,
+`quality`, `stats_kernels`, `host_steps`, `larger_than_memory`, `logs`, `processes` and `window`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.generate.generate import GenerateConfig, generate
-from hotset.workflows.bench import harness, kills
+from hotset.workflows.bench import harness, kills, ranks
+from hotset.workflows.bench.examples import engines
 from hotset.workflows.bench.examples.example_scores import auc
 from hotset.workflows.command_list import command_class
 
@@ -246,3 +247,18 @@ def test_the_auc_of_the_examples_is_that_of_pairs() -> None:
         np.sign(above - below) / 2 + 0.5 for above in score_N[label_N == 1] for below in score_N[label_N == 0]
     ]
     assert auc(score_N, label_N) == pytest.approx(np.mean(pairs), rel=1e-12)
+
+
+def test_what_differs_too_far_is_a_fault() -> None:
+    near = {"ranks": 1, "first_losses": 1e-6, "all_losses": 2e-4, "auc": 0.0}
+    row = {"log": "lists", "optimizer": "sgd", "rows": "split", "from_hotset": [near], "between": [near]}
+    assert engines.faults_of(row) == []
+    for name, far in (("first_losses", 2e-5), ("all_losses", 3e-4), ("auc", 6e-4)):
+        (fault,) = engines.faults_of(row | {"from_hotset": [near | {name: far}]})
+        assert fault.startswith(f"lists, sgd, split, 1 ranks: {name} differ by {far:.2g}, more than")
+    counted = {"all_to_all": 1000.0, "all_reduce": 500.0, "other": 3.0}
+    mixed = {"all_to_all_calls": 5, "counted": counted, "predicted": {"all_to_all": 980, "all_reduce": 500}}
+    assert ranks.faults_of({"ranks": 2, "split": "FAE", "mixed": mixed}) == []
+    assert len(ranks.faults_of({"ranks": 2, "split": "FAE", "hot_only": mixed})) == 1
+    few = mixed | {"predicted": {"all_to_all": 900, "all_reduce": 700}}
+    assert len(ranks.faults_of({"ranks": 2, "split": "FAE", "mixed": few})) == 2

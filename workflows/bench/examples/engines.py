@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace) -> Facts:
         return {
             "batches": kinds,
             "runs": found,
-            "faults": [fault for each in found for fault in _faults(each)],
+            "faults": [fault for each in found for fault in faults_of(each)],
         }
 
 
@@ -130,10 +130,9 @@ def train_as_rank(runs: Sequence[_Run]) -> Facts:
     # Here, since the module cannot be imported without the library.
     from ....train.torchrec import engine
 
-    own: Any = engine
     for data, config, num_replicated, out in runs:
-        own.choose_num_replicated = lambda *_, chosen=num_replicated: chosen
-        train(data, config, out, _options())
+        with patch.object(engine, "choose_num_replicated", lambda *_, chosen=num_replicated: chosen):
+            train(data, config, out, _options())
     return {}
 
 
@@ -171,7 +170,7 @@ def _differences(one: Facts, other: Facts) -> dict[str, float]:
     }
 
 
-def _faults(row: Facts) -> list[str]:
+def faults_of(row: Facts) -> list[str]:
     """Return what is too far in a comparison."""
     found = []
     limits = {"first_losses": _FIRST_LOSSES[row["optimizer"]], "auc": _AUC}
