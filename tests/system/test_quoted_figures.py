@@ -84,6 +84,26 @@ def exchange(result: Result) -> list[str]:
     ]
 
 
+def engines(result: Result) -> list[str]:
+    assert result["faults"] == []
+    found = [each for row in result["runs"] for each in row["from_hotset"]]
+    assert max(each["first_losses"] for each in found) < 1e-7
+    return [
+        *(f"{ranks}" for ranks in result["settings"]["ranks"]),
+        "20 losses within 1e-7",
+        f"{result['settings']['steps']} steps",
+        f"{max(each['all_losses'] for each in found):.3f}",
+        f"{max(each['auc'] for each in found):.4f}",
+    ]
+
+
+def spy(result: Result) -> list[str]:
+    assert result["faults"] == []
+    ratios = [row[kind]["ratio"] for row in result["spied"] for kind in ("hot_only", "mixed") if kind in row]
+    error = max(abs(ratio - 1) for ratio in ratios if ratio is not None)
+    return [*(f"{ranks}" for ranks in result["settings"]["ranks"]), f"{100 * error:.3f}%"]
+
+
 def full_kaggle(result: Result) -> list[str]:
     (run,) = result["runs"]
     samples = run["result"]["samples"]
@@ -531,6 +551,8 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "growth": growth,
     "exchange": exchange,
     "replication": replication,
+    "engines": engines,
+    "spy": spy,
     "codecs-2m": codecs,
     "full-kaggle": full_kaggle,
     "train": train,
