@@ -223,14 +223,14 @@ def examples(result: Result) -> list[str]:
 def against_torch(result: Result) -> list[str]:
     """Mean AUC of hotset and of plain torch by case, and differences from hotset with their intervals."""
     assert result["settings"]["seeds"] == 5
-    (optimizer,) = result["together"]
     cases = result["cases"]
     found = [f"{samples:,}" for log in result["logs"].values() for samples in log["samples"].values()]
     for score in ("auc", "log_loss"):
         found += [f"{each:.4f}" for case in cases for each in case[f"mean_{score}"].values()]
-        intervals = [case[f"{score}_difference"] for case in cases] + [result["together"][optimizer][score]]
-        found += [f"{each:+.4f}" for interval in intervals for each in interval["torch"].values()] + ["95%"]
-    return found
+        together = [differences[score] for differences in result["together"].values()]
+        for differences in [case[f"{score}_difference"] for case in cases] + together:
+            found += [f"{each:+.4f}" for interval in differences.values() for each in interval.values()]
+    return [*found, "95%", *(f"{rates['embedding_lr']:g}" for rates in result["recipes"].values())]
 
 
 def models(result: Result) -> list[str]:
@@ -575,6 +575,8 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "torch-quality-generated-200k": torch_quality,
     "against-torch": against_torch,
     "against-torch-layers": against_torch,
+    "against-torch-adam": against_torch,
+    "against-torch-sgd": against_torch,
     "fuxictr-real-110k": fuxictr,
     "examples": examples,
     "placements-2m": placements,
