@@ -140,9 +140,9 @@ class RankSteps:
         """Return the first and the last-plus-one of this rank's samples among shared ones.
 
         Raises:
-            ConfigError: not one for each rank.
+            ConfigError: not one for each rank, and none has a batch of its own.
         """
-        if num_samples < self.world_size:
+        if num_samples < self.world_size and not self._num_whole:
             raise ConfigError(f"{num_samples} samples are too few for {self.world_size} ranks")
         return num_samples * self.rank // self.world_size, num_samples * (self.rank + 1) // self.world_size
 
