@@ -231,7 +231,7 @@ def test_clocks_of_a_zone_are_those_of_zoneinfo(seconds: list[int], name: str, s
 def test_no_zone_changes_its_offset_twice_a_day() -> None:
     """`local_seconds` looks at the ends of days."""
     for name in zoneinfo.available_timezones():
-        seconds = np.arange(-40 * 365 * 4, 70 * 365 * 4, 101) * 21_600 + 1
+        seconds = np.arange(-40 * 365 * 4, 70 * 365 * 4, 503) * 21_600 + 1
         clock = zoneinfo.ZoneInfo(name)
         shown = [datetime.datetime.fromtimestamp(int(each), clock).utcoffset() for each in seconds]
         east = [each // datetime.timedelta(seconds=1) for each in shown if each is not None]

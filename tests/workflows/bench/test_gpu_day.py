@@ -259,17 +259,20 @@ def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
     out = tmp_path / "day.json"
     # A busy machine may take longer than a day has.
     options = ["--device", "late", "--small", "--seconds", "800", "--out", str(out)]
+    # One width stands for all: a part has nothing else of its own.
+    names = [part.name for part in PARTS if not part.is_extra and part.name not in ("speed-64", "speed-128")]
+    options += ["--only", ",".join(names)]
     found = run_without(beyond, tmp_path, "-m", "hotset.workflows.bench.gpu_day", *options)
     result = json.loads(out.read_text())
     assert found.returncode == 0, found.stdout + found.stderr
-    assert [part["name"] for part in result["parts"]] == [part.name for part in PARTS if not part.is_extra]
+    assert [part["name"] for part in result["parts"]] == names
     assert {part["status"] for part in result["parts"]} == {"ok"} and not result["checks_failed"]
     assert all(not part["left_out"] for part in result["parts"])
     assert len(result["checks"]) >= 1 + 7 + 1 + 2 * 7 + 1 + 30
     assert all(check["is_right"] for check in result["checks"])
     speeds = {(row["placement"], row["embedding_dim"]) for row in result["rows"] if "placement" in row}
-    names = ("all-fast", "lookahead", "hot-only", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache")
-    assert speeds == {(name, dim) for name in names for dim in (16, 64, 128)}
+    placements = ("all-fast", "lookahead", "hot-only", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache")
+    assert speeds == {(name, 16) for name in placements}
     assert all(row["samples_per_second"] > 0 for row in result["rows"] if "placement" in row)
     assert result["device"] and "torch" in result["facts"]["libraries"]
 
