@@ -133,9 +133,12 @@ WRITERS: dict[str, Callable[[Path, Log], Path]] = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
-    "format", ["csv", *(pytest.param(x, marks=pytest.mark.slow) for x in ("json", "parquet"))]
+    ("format", "order"),
+    [
+        *(("csv", order) for order in ORDERS),
+        *(pytest.param(x, "peel", marks=pytest.mark.slow) for x in ("json", "parquet")),
+    ],
 )
 def test_every_sample_keeps_its_columns(
     log: Log, order: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -333,7 +333,7 @@ def draw_long(rng: np.random.Generator) -> NDArray[np.int32]:
         *(
             pytest.param(name, dim, marks=pytest.mark.slow)
             for name in OPTIMIZERS
-            for dim in (16, 64, 128)
+            for dim in (16, 128)
             if (name, dim) != ("sgd", 16)
         ),
     ],

@@ -288,10 +288,6 @@ def test_a_missing_package_ends_the_parts_that_need_it_and_no_other(tmp_path: Pa
     arguments = ["--device", "late", "--small", "--scratch", str(tmp_path)]
     arguments += ["--records", str(tmp_path / "records")]
     call = ["-m", "hotset.workflows.bench.gpu_day", "part"]
-    found = run_without({"pytest"}, tmp_path, *call, "verbs", *arguments)
-    assert found.returncode == 0, found.stderr
-    checks = [record["check"] for record in written(tmp_path)]
-    assert len(checks) == 7 and all(check["is_right"] for check in checks)
     found = run_without({"pytest"}, tmp_path, *call, "tests", *arguments)
     assert found.returncode == 1 and "No module named 'pytest'" in found.stderr
 
