@@ -156,6 +156,11 @@ def _entry_bytes(category_bytes: int) -> int:
     return 8 if category_bytes == 4 else 16
 
 
+def id_table_of(words: NDArray[np.uint64], category_bytes: int) -> NDArray[np.uint64]:
+    """Return the hash table whose words are in a row, as a file has them."""
+    return words if category_bytes == 4 else words.reshape(-1, 2)
+
+
 def build_id_table(
     categories: NDArray[Any], first_id: int, missing_id: int, oov_id: int
 ) -> NDArray[np.uint64]:

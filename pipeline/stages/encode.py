@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.id_tables import build_id_table, find_ids, id_table_bytes, most_rows_within
+from ...stats.id_tables import build_id_table, find_ids, id_table_bytes, id_table_of, most_rows_within
 from ..errors import MIB, InputError, ManifestError, hint_to_rewrite
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of, map_arrays, remove_arrays, write_arrays
@@ -90,7 +90,9 @@ class LoadedPiece:
         # The lists of a multi-hot feature are looked up flat: where each begins does not matter here.
         array, _ = lookups_of(batch.column(feature), 0)
         categories = values_of(array)
-        entries = map_arrays(self.kept, np.uint64) if isinstance(self.kept, Path) else self.kept
+        entries = self.kept
+        if isinstance(entries, Path):
+            entries = id_table_of(map_arrays(entries, np.uint64), self.piece.category_bytes)
         find_ids(categories, validity_of(array), entries, self.piece.table.missing_id, -1, ids)
 
     def remove(self) -> None:

@@ -26,6 +26,7 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import PlanTotals, by_feature
 from hotset.pipeline.formats.arrow_files import read_batch
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.runtime.limits import Node
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
@@ -46,6 +47,7 @@ from hotset.tests.support.logs.other_logs import (
 )
 from hotset.tests.support.naive.naive_stages import naive_table, rows_of, tags_of
 from hotset.tests.support.preprocess_runs import stopped_after
+from hotset.tests.support.processes.made_up_cluster import made_up_cluster
 from hotset.tests.support.resealed import set_in_manifest
 from hotset.train.data.shards import Shards
 from hotset.workflows.cli import main
@@ -268,6 +270,9 @@ def test_workers_memory_and_interruptions_change_no_byte(
     config = config_of(schema_text(log, format=format, tables=TABLES), count=CountConfig(eval_fraction=0.3))
     monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4000)
     preprocess(raw, config, tmp_path / "whole", Resources(workers=1))
+    with made_up_cluster(Node(2, 1 << 36)):
+        preprocess(raw, config, tmp_path / "cluster")
+    assert tree_of(tmp_path / "cluster") == tree_of(tmp_path / "whole")
     monkeypatch.setattr("hotset.pipeline.stages.encode.LEAST_TABLE_BYTES", 300)
     monkeypatch.setattr("hotset.pipeline.stages.pack.room_for", lambda stage, cap, needed, **others: needed)
     monkeypatch.setattr("hotset.pipeline.stages.encode.room_for", lambda stage, cap, needed, **others: needed)
