@@ -164,7 +164,7 @@ def test_two_phases_write_the_bytes_of_passes(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     name=st.sampled_from(["criteo", "original", "lists"]),
     spare=st.integers(0, 30_000),
