@@ -89,8 +89,8 @@ class Unbroken:
     """Until its marker existed."""
     seconds: float
     """From there to its end."""
-    metrics_bytes: int
-    """Of its metrics; 0 where it has none."""
+    num_steps: int
+    """Steps that it trained; 0 where it trained none."""
 
 
 PARSER = new_parser(__spec__, __doc__)
@@ -152,8 +152,11 @@ def _training_kinds(data: Path, warm: Path, of: str) -> list[Kind]:
         ("cache", ("--init-from", str(warm)), 1),
         ("lookahead", (), 2),
     ]
-    if of in ("ranks", "restarts"):
-        ways = [(each, (), 2) for each in (placements if of == "ranks" else _RESTARTED)]
+    if of == "ranks":
+        ways = [(each, (), 2) for each in placements]
+    elif of == "restarts":
+        # Long enough that a kill does not only meet the end.
+        ways = [(each, ("--epochs", "8"), 2) for each in _RESTARTED]
     kinds = []
     for optimizer in _OPTIMIZERS if of != "restarts" else _OPTIMIZERS[:1]:
         for placement, more, num_ranks in ways:
@@ -212,9 +215,7 @@ def _run_unbroken(kind: Kind, scratch: Path) -> Unbroken:
         if any(_end(processes, _LONGEST_SECONDS)):
             raise ConfigError(f"{kind.name} failed: {last_message(scratch)}")
         ended = time.perf_counter()
-    metrics = out / METRICS
-    num_bytes = metrics.stat().st_size if metrics.exists() else 0
-    found = Unbroken(_checksums(kind, out), ready - begin, ended - ready, num_bytes)
+    found = Unbroken(_checksums(kind, out), ready - begin, ended - ready, _step_of(out))
     shutil.rmtree(out)
     return found
 
@@ -283,13 +284,13 @@ def _kill_and_wait(kind: Kind, unbroken: Unbroken, scratch: Path, rng: random.Ra
     messages = scratch / "launch.txt"
     with messages.open("wb") as file:
         launcher = subprocess.Popen([sys.executable, *words], stdout=file, stderr=file)
-    # By what it has written, not by the clock: a busy machine kills as early as an idle one.
-    metrics, wanted = out / METRICS, rng.random() * unbroken.metrics_bytes
-    _wait_for(lambda: metrics.exists() and metrics.stat().st_size >= wanted, [launcher])
+    # By its steps, not by the clock: a busy machine kills as early as an idle one.
+    wanted = rng.randrange(unbroken.num_steps)
+    _wait_for(lambda: (out / kind.marker).exists() and _step_of(out) >= wanted, [launcher])
     ranks = _ranks_of(launcher)
     rank = rng.randrange(kind.num_ranks)
     is_late = _is_finished(kind, out) or len(ranks) < kind.num_ranks
-    lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
+    step = _step_of(out)
     if not is_late:
         os.kill(ranks[rank], signal.SIGKILL)
     begin = time.perf_counter()
@@ -301,13 +302,19 @@ def _kill_and_wait(kind: Kind, unbroken: Unbroken, scratch: Path, rng: random.Ra
     tally["identical"] += is_identical
     if not is_late:
         said = [line for line in messages.read_text(errors="replace").splitlines() if "error: " in line]
-        step = json.loads(lines[-1])["step"] if lines else 0
         facts = {"kind": kind.name, "rank": rank, "step": step, "seconds_to_end": round(seconds, 1)}
         tally["restarts"].append(facts | {"status": status, "identical": is_identical, "said": said[:1]})
     if not is_identical:
         last = messages.read_text(errors="replace").splitlines()[-1:]
         tally["faults"].append(f"{kind.name} differs (exit status {status}: {last})")
     shutil.rmtree(out, ignore_errors=True)
+
+
+def _step_of(out: Path) -> int:
+    """Return the last step in the metrics of a run; 0 before the first."""
+    text = (out / METRICS).read_text() if (out / METRICS).exists() else ""
+    lines = text.split("\n")[:-1]  # without one that is half written
+    return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def _ranks_of(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
