@@ -13,6 +13,7 @@ import io
 import json
 import multiprocessing
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -20,10 +21,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
+from hotset.tests.support.tensorboard_lines import STUB
 from hotset.train import run
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.recipe_options import RecipeOptions
@@ -185,9 +188,11 @@ def _train(case: Case) -> None:
             if step == case.get("dies_after", -1) and is_last:
                 os._exit(9)
 
-        options = run.RunOptions(checkpoints=every, init_from=init_from, progress=progress)
+        board = Path(case["tensorboard"]) if "tensorboard" in case else None
+        options = run.RunOptions(checkpoints=every, init_from=init_from, progress=progress, tensorboard=board)
         config = replace(settings_of(case["config"]), engine="torchrec")
-        run.train(Path(case["shards"]), config, Path(case["out"]), options)
+        with patch.dict(sys.modules, STUB):
+            run.train(Path(case["shards"]), config, Path(case["out"]), options)
     finally:
         own.choose_num_replicated, own.rank_batch, own.TorchRecSteps.train = original
     if os.environ["RANK"] == "0":

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import torch
 from hotset.pipeline.errors import HotsetError, MissingExtraError, install_hint
 from hotset.pipeline.folders.manifest import RecordError
 from hotset.tests.support.shard_factory import write_shards
+from hotset.tests.support.tensorboard_lines import STUB, written
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.run import RunOptions, train
 from hotset.train.run_config import RunConfig, read_config
@@ -168,29 +168,10 @@ LINES: list[dict[str, Any]] = [
 ]
 
 
-class Writer:
-    """Stands for torch's writer: a file of a line for each number."""
-
-    def __init__(self, folder: str, filename_suffix: str) -> None:
-        self._path = Path(folder) / f"events.out.tfevents.1{filename_suffix}"
-        self._path.write_text("")
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        with self._path.open("a") as file:
-            file.write(f"{step} {tag} {value}\n")
-
-    def flush(self) -> None:
-        """Nothing is held."""
-
-
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
-
-
-def written(folder: Path) -> list[str]:
-    (path,) = folder.glob("events.out.tfevents.*")
-    return path.read_text().splitlines()
+    for name, module in STUB.items():
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 def test_each_number_of_a_line_has_its_step(tmp_path: Path, writer: None) -> None:

@@ -22,6 +22,7 @@ from hotset.pipeline.errors import ConfigError, MissingExtraError
 from hotset.tests.support.processes.torchrec_ranks import FAULTS, Case, RankPool, losses_of, settings_of
 from hotset.tests.support.real_torchrec import needs_torchrec, torchrec_or_skip
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.tensorboard_lines import written
 from hotset.train import run
 from hotset.train.build_embeddings import resolve
 from hotset.train.build_model import UserModel
@@ -163,8 +164,12 @@ def test_the_run_folder_is_an_ordinary_one(
     log, data, out = (str(tmp_path / name) for name in ("log.tsv", "data", "run"))
     assert main(["generate", "-q", "--samples", "3000", "--seed", "1", "--scale", "1000", "--out", log]) == 0
     assert main([*PREPROCESS, log, "--out", data]) == 0
-    case = {"shards": data, "out": out, "config": {"embedding_optimizer": "adagrad", "hot_bytes": 2000}}
+    settings = {"embedding_optimizer": "adagrad", "hot_bytes": 2000, "evaluate_every": 20}
+    case = {"shards": data, "out": out, "config": settings, "tensorboard": str(tmp_path / "board")}
     assert rank_pool.run(2, [case]) == ["", ""]
+    losses = [line.split()[2] for line in written(tmp_path / "board") if " train/loss " in line]
+    assert losses == [f"{loss}" for loss in losses_of(Path(out))] and len(losses) > 20
+    assert sum(" evaluation/auc " in line for line in written(tmp_path / "board")) >= 2
     assert main(["verify", "-q", out, "--shards", data]) == 0
     assert main(["evaluate", "-q", out, data]) == 0
     assert main(["predict", "-q", out, log, "--out", str(tmp_path / "scores.parquet")]) == 0
