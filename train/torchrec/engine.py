@@ -268,6 +268,10 @@ def _divide_rows(shards: Shards, config: TrainConfig, uses: RowUses, ranks: Rank
     num_replicated = choose_num_replicated(shards, config, uses)
     # From sums, which may differ in their last digits between machines.
     check_equal_settings(ranks, {"rows to replicate": num_replicated})
+    if ranks.rank == 0:
+        by = "all hot ones" if config.placement == "fae" else "those that exchange the fewest bytes"
+        num_rows = sum(table.num_rows for table in shards.tables)
+        _log.info("%s of %s rows are replicated: %s", f"{sum(num_replicated):,}", f"{num_rows:,}", by)
     pooling = choose_model(config, shards.embedding_dim).pooling
     return ReplicatedRows(shards.tables, num_replicated, pooling)
 

@@ -26,7 +26,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from hotset.tests.support.tensorboard_lines import STUB
+from hotset.tests.support.processes.made_up_tensorboard import STUB
 from hotset.train import run
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.recipe_options import RecipeOptions

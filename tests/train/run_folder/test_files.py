@@ -20,8 +20,8 @@ import torch
 
 from hotset.pipeline.errors import HotsetError, MissingExtraError, install_hint
 from hotset.pipeline.folders.manifest import RecordError
+from hotset.tests.support.processes.made_up_tensorboard import STUB, written
 from hotset.tests.support.shard_factory import write_shards
-from hotset.tests.support.tensorboard_lines import STUB, written
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.run import RunOptions, train
 from hotset.train.run_config import RunConfig, read_config

@@ -19,10 +19,10 @@ import torch
 
 import hotset.nn
 from hotset.pipeline.errors import ConfigError, MissingExtraError
+from hotset.tests.support.processes.made_up_tensorboard import written
 from hotset.tests.support.processes.torchrec_ranks import FAULTS, Case, RankPool, losses_of, settings_of
 from hotset.tests.support.real_torchrec import needs_torchrec, torchrec_or_skip
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.tensorboard_lines import written
 from hotset.train import run
 from hotset.train.build_embeddings import resolve
 from hotset.train.build_model import UserModel
