@@ -122,6 +122,11 @@ MODELS: list[tuple[str, Twin, str]] = [
     ("din:DIN", din, "seen"),
 ]
 every_model = pytest.mark.parametrize(("name", "twin", "data"), MODELS, ids=[each[0] for each in MODELS])
+OF_BOTH_KINDS = [each for each in MODELS if each[0] in ("din:DIN", "esmm:ESMM")]
+a_model_of_each_kind = pytest.mark.parametrize(
+    ("name", "twin", "data"), OF_BOTH_KINDS, ids=[each[0] for each in OF_BOTH_KINDS]
+)
+"""One with a history, and one with several labels."""
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +268,7 @@ def test_a_run_predicts(name: str, twin: Twin, data: str, folder: Path, tmp_path
 
 
 @pytest.mark.slow
-@every_model
+@a_model_of_each_kind
 def test_an_exported_program_gives_the_probabilities(
     name: str, twin: Twin, data: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -286,7 +291,7 @@ def test_an_exported_program_gives_the_probabilities(
 
 
 @pytest.mark.slow
-@every_model
+@a_model_of_each_kind
 def test_a_killed_run_ends_with_the_same_bits(
     name: str, twin: Twin, data: str, folder: Path, tmp_path: Path
 ) -> None:
