@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -180,27 +181,32 @@ def padded(num_bytes: int) -> int:
 
 def digests(data: memoryview, bounds: Sequence[int]) -> bytes:
     """Return the checksums of the parts of some bytes, one after another."""
-    return b"".join([xxhash.xxh3_128_digest(data[start:stop]) for start, stop in pairwise(bounds)])
+    digest = xxhash.xxh3_128_digest  # looked up once: a batch has dozens of blocks
+    return b"".join([digest(data[start:stop]) for start, stop in pairwise(bounds)])
 
 
 def block_bounds(
     kind: BufferType, num_samples: int, num_bytes: int, offsets: NDArray[np.int32] | None
-) -> list[int]:
+) -> Sequence[int]:
     """Return where the blocks of a buffer begin, and its end with the padding.
 
     Args:
         offsets: (num_samples + 1,), those of a column of lists; None elsewhere.
     """
+    if kind.kind != "elements":
+        return _equal_bounds(kind, num_samples, num_bytes)
+    assert offsets is not None, "offsets come before elements"
     num_blocks = kind.num_blocks(num_samples, num_bytes)
-    if not num_blocks:
-        return []
-    starts = [number * kind.block_bytes for number in range(num_blocks)]
-    if kind.kind == "elements":
-        assert offsets is not None, "offsets come before elements"
-        starts = (
-            offsets[: num_blocks * BLOCK_SAMPLES : BLOCK_SAMPLES].astype(np.int64) * kind.width
-        ).tolist()
-    return [*starts, padded(num_bytes)]
+    starts = offsets[: num_blocks * BLOCK_SAMPLES : BLOCK_SAMPLES].astype(np.int64) * kind.width
+    return [*starts.tolist(), padded(num_bytes)] if num_blocks else []
+
+
+@lru_cache
+def _equal_bounds(kind: BufferType, num_samples: int, num_bytes: int) -> tuple[int, ...]:
+    """Return the bounds of blocks of equal bytes; nearly all batches have the same."""
+    num_blocks = kind.num_blocks(num_samples, num_bytes)
+    starts = (number * kind.block_bytes for number in range(num_blocks))
+    return (*starts, padded(num_bytes)) if num_blocks else ()
 
 
 # Writing

@@ -54,7 +54,7 @@ class StoredBuffer(NamedTuple):
     num_bytes: int
     checksums: int
     """Position of those of its blocks in the record of the batch."""
-    bounds: list[int]
+    bounds: Sequence[int]
     """Where its blocks begin in it, and its end with the padding; empty for elements, which offsets cut."""
 
 
@@ -73,7 +73,7 @@ class BatchLayout:
             if not each.fits(num_samples, num_bytes):
                 raise ValueError(f"{each.name} of {num_samples} samples has {num_bytes} bytes")
             is_cut = each.kind == "elements"
-            bounds = [] if is_cut else block_bounds(each, num_samples, num_bytes, None)
+            bounds = () if is_cut else block_bounds(each, num_samples, num_bytes, None)
             self.buffers[each.column, each.kind] = StoredBuffer(each, start, num_bytes, place, bounds)
             start += padded(num_bytes)
             place += DIGEST_BYTES * each.num_blocks(num_samples, num_bytes)
