@@ -43,10 +43,9 @@ def test_crafted_folders_are_refused_by_name_or_harmless(crafter: Crafter) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "num_folders"), [(1, 160), (2, 80)])
-def test_many_crafted_folders_are_refused_by_name_or_harmless(seed: int, num_folders: int) -> None:
-    result = fuzz_folders.fuzz_folders(num_folders, seed)
-    assert result["wrong"] == [] and result["inputs"] == num_folders
+def test_many_crafted_folders_are_refused_by_name_or_harmless() -> None:
+    result = fuzz_folders.fuzz_folders(80, 1)
+    assert result["wrong"] == [] and result["inputs"] == 80
 
 
 @pytest.mark.slow
