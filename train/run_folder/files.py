@@ -155,8 +155,7 @@ def is_unfinished(path: Path) -> bool:
 def remove_begun(path: Path) -> None:
     """Remove an unfinished run without a checkpoint, which can then begin again."""
     with explained(path):
-        # The config goes with the others: with it gone, the folder is vacant again.
-        for name in (METRICS, WEIGHTS, STATES, BATCH_ORDER, SUMMARY, CONFIG):
+        for name in (METRICS, WEIGHTS, STATES, BATCH_ORDER, SUMMARY):
             (path / name).unlink(missing_ok=True)
         # Files that a kill left under their temporary names.
         for child in path.iterdir():
@@ -166,6 +165,8 @@ def remove_begun(path: Path) -> None:
         for name in (CHECKPOINTS, VOCABULARY):
             if (path / name).is_dir():
                 shutil.rmtree(path / name)
+        # The config goes last: as long as anything is left, the same command finds a run to go on with.
+        (path / CONFIG).unlink(missing_ok=True)
 
 
 @contextmanager

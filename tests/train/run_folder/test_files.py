@@ -26,7 +26,14 @@ from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.run import RunOptions, train
 from hotset.train.run_config import RunConfig, read_config
 from hotset.train.run_folder import files
-from hotset.train.run_folder.files import RunFolder, TensorboardEvents, without_removed
+from hotset.train.run_folder.files import (
+    CHECKPOINTS,
+    RunFolder,
+    TensorboardEvents,
+    is_unfinished,
+    remove_begun,
+    without_removed,
+)
 from hotset.train.run_folder.reader import read_weights
 from hotset.train.run_folder.weights import Weights
 
@@ -87,6 +94,23 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     run.finish({})
     with pytest.raises(HotsetError, match="holds a finished run"):
         RunFolder.begin(tmp_path / "run", {})
+
+
+def test_a_run_that_is_removed_stays_one_until_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunFolder.begin(tmp_path, {})
+    (tmp_path / CHECKPOINTS).mkdir()
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("shutil.rmtree", killed)
+        remove_begun(tmp_path)
+    assert is_unfinished(tmp_path)
+    remove_begun(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_folder_will_do_and_a_file_will_not(tmp_path: Path) -> None:
