@@ -30,6 +30,7 @@ from hotset.stats.codecs import (
     codec_of,
     shape_of,
 )
+from hotset.tests.support.compiled import compiled_only
 
 
 def test_factors_are_those_of_the_linear_schedule() -> None:
@@ -181,6 +182,7 @@ def test_a_row_that_is_not_finite_is_refused_by_its_position(name: str, number: 
 
 
 @pytest.mark.parametrize("name", ROUNDING)
+@compiled_only
 def test_stochastic_rounding_has_no_bias(name: str, rng: np.random.Generator) -> None:
     row = rng.uniform(-1, 1, (1, 16)).astype(np.float32)
     # The extremes are known, and with them the scale; one number is denormal where there are such.

@@ -27,6 +27,7 @@ from hotset.stats.counting import (
 )
 from hotset.stats.id_tables import HALF, LOW_HALF, MAX_LOAD, most_used, new_table, shift_of
 from hotset.stats.kernel import read_only
+from hotset.tests.support.compiled import compiled_only
 from hotset.tests.support.hashed_categories import ALL_VALID, COLLIDING, bitmap, entries_of
 
 _ALL_VALID = np.zeros(0, np.uint8)
@@ -78,6 +79,7 @@ def test_counts_and_categories_beyond_32_bits_are_exact() -> None:
     assert counted(counter) == {0: 1, 7: 2**32 + 1, 8: 3, 9: 1, most: 1, 2**63: 1}
 
 
+@compiled_only
 def test_a_large_table_doubles() -> None:
     counter = CategoryCounter()
     categories = np.arange(250_000, dtype=np.uint32)

@@ -12,6 +12,7 @@ import pytest
 
 from hotset.pipeline.raw.criteo_kernel import count_newlines
 from hotset.tests.fuzz.fuzz_text import GuardedText, check_lines
+from hotset.tests.support.compiled import compiled_only
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, text_of
 
 _NUM_FEATURES = NUM_DENSE + NUM_SPARSE
@@ -27,7 +28,7 @@ def test_good_lines_agree_with_the_naive_parser(
     assert check_lines(text, GuardedText(), label=label) == Counter(good=num_samples)
 
 
-@pytest.mark.parametrize("label", [True, False])
+@pytest.mark.parametrize("label", [pytest.param(True, marks=compiled_only), False])
 def test_every_byte_in_every_place_is_judged_as_the_naive_parser_does(label: bool) -> None:
     dense = (None, 5, -7, 2147483647, -2147483648, 0, None, *range(6))
     sample = Sample(1, dense, (None, *[0x0123ABCD] * (NUM_SPARSE - 2), None))

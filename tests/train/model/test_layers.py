@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hotset.stats.id_tables import mix64_pair
+from hotset.tests.support.compiled import compiled_only
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.shards import Shards
@@ -73,6 +74,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
         {"model": "dcnv2", "batch_norm": True},
     ],
 )
+@compiled_only
 def test_placements_and_threads_end_with_the_same_bits(shards: Shards, fields: dict[str, Any]) -> None:
     fields = fields | {"embedding_optimizer": "adagrad", "bottom_mlp": (8,), "top_mlp": (8, 4)}
     reference = trained(shards, placement="all-fast", threads=1, **fields)

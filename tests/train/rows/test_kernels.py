@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.stats.id_tables import mix64_pair
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.tests.support.compiled import compiled_only
 from hotset.train.rows.kernels import (
     BLOCK_SAMPLES,
     apply_adagrad,
@@ -56,6 +57,7 @@ def test_initial_values_of_a_part_are_those_of_the_whole() -> None:
     np.testing.assert_array_equal(initial(1, 0, 50, dim=2), whole[:, :2])
 
 
+@compiled_only
 def test_initial_values_are_uniform_and_symmetric() -> None:
     values = initial(2, 0, 20_000).ravel() / 0.25
     assert np.all(np.abs(values) < 1) and np.all(values != 0)

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import GIB, KIB, MIB, ConfigError, HotsetError
+from hotset.tests.support.compiled import compiled_only
 from hotset.tests.support.spilled_runs import all_used, choose_sizes, plan_epochs
 from hotset.train.spill import run_plan
 from hotset.train.spill.run_plan import (
@@ -170,6 +171,7 @@ def test_memory_is_divided_within_the_limit(limit: int, width: int) -> None:
     assert sizes.group_first[-1] == shape.fetches_of_items.sum() and sizes.range_first[-1] == shape.num_rows
 
 
+@compiled_only
 def test_too_little_memory_is_refused_with_what_would_do() -> None:
     shape = shape_of()
     enough = least_bytes(shape)
@@ -190,6 +192,7 @@ def test_nothing_to_fetch_needs_little() -> None:
     assert (sizes.num_groups, sizes.num_ranges) == (1, 1)
 
 
+@compiled_only
 def test_rows_that_are_never_used_take_no_block() -> None:
     shape = shape_of(items=100)
     used = UsedRows(shape.num_rows)
