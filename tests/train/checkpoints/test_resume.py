@@ -737,10 +737,10 @@ def test_processes_that_are_killed_end_with_the_bits_of_an_unbroken_run(
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
         # Two checkpoints more are awaited, or the end; then the kill comes at any moment.
         seen = checkpoints_of(tmp_path / "out")
-        while process.poll() is None and num_killed < 3 and len(checkpoints_of(tmp_path / "out") - seen) < 2:
+        while process.poll() is None and num_killed < 2 and len(checkpoints_of(tmp_path / "out") - seen) < 2:
             time.sleep(0.002)
         time.sleep(rng.random() * 0.02)
-        if process.poll() is None and num_killed < 3:
+        if process.poll() is None and num_killed < 2:
             process.kill()
             num_killed += 1
         _, message = process.communicate()
