@@ -229,11 +229,12 @@ def _write_results(
     if is_last:
         folder.save_states(optimizer_states(trainer))
     folder.save_batch_order(trainer.batch_numbers)
-    if best is not None:
-        best.remove()
     # A signal that comes now is too late: the run is sealed, and nothing would remove its checkpoints later.
     with Interrupts().noted():
         folder.finish(summary.to_dict())
+        # Once it is sealed: a run that is killed before is resumed, and needs its best weights.
+        if best is not None:
+            best.remove()
     return summary
 
 

@@ -30,7 +30,15 @@ from .data.shards import Shards, with_hot_bytes
 from .evaluate import evaluate
 from .model.shapes import ModelInputs
 from .run_config import CONFIG, SUMMARY, read_config, read_object, read_settings
-from .run_folder.files import CHECKPOINTS, RUN_FILES, VOCABULARY, differences, is_unfinished, settings_of
+from .run_folder.files import (
+    BEST_PREFIX,
+    CHECKPOINTS,
+    RUN_FILES,
+    VOCABULARY,
+    differences,
+    is_unfinished,
+    settings_of,
+)
 from .run_folder.reader import (
     read_finite,
     read_manifest,
@@ -91,8 +99,9 @@ def _faults_of_bytes(run: Path, manifest: Manifest) -> Iterator[str]:
     # The vocabulary is a folder of its stage, whose fingerprint the run has.
     kept = {source["name"]: source["fingerprint"] for source in manifest.inputs}.get(VOCABULARY)
     for path in paths_in(run):
-        # A kill at the very end leaves the checkpoints, which nothing reads any more.
-        if path.name not in {*manifest.entries, MANIFEST, CHECKPOINTS, VOCABULARY if kept else MANIFEST}:
+        # A kill at the very end leaves checkpoints and best weights, which nothing reads any more.
+        known = {*manifest.entries, MANIFEST, CHECKPOINTS, VOCABULARY if kept else MANIFEST}
+        if path.name not in known and not path.name.startswith(BEST_PREFIX):
             yield f"{path} is no part of the run: its manifest does not list it"
     if kept:
         yield from _faults_of_kept(run / VOCABULARY, kept)

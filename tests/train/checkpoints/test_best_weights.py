@@ -27,6 +27,7 @@ from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_log import TrainSummary
+from hotset.train.verify_run import verify_run
 
 SPEC = ShardSpec(
     num_rows=(5, 40, 300),
@@ -197,6 +198,29 @@ def test_a_killed_run_ends_with_the_best_weights_of_the_unbroken_one(
     )
     for name in ("weights.safetensors", "batch_order.npy", "metrics.jsonl"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_killed_as_it_is_sealed_has_its_best_weights(
+    data: Path, stopped: tuple[Path, TrainSummary], when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal = RunFolder.seal
+
+    def killed(folder: RunFolder) -> None:
+        if when == "after":
+            seal(folder)
+        raise Killed
+
+    config = TrainConfig(recipe=RecipeOptions(patience=3), **FIELDS | {"placement": "all-fast"})
+    options = RunOptions(checkpoints=CheckpointSettings(checkpoint_every=4))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunFolder, "seal", killed)
+        train(data, config, tmp_path / "run", options)
+    if when == "before":
+        train(data, config, tmp_path / "run", options)
+    assert not verify_run(tmp_path / "run")
+    found, wanted = ((out / "weights.safetensors").read_bytes() for out in (tmp_path / "run", stopped[0]))
+    assert found == wanted
 
 
 @pytest.mark.parametrize(
