@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from hotset.tests.support.shard_factory import ShardSpec
 from hotset.train.build import build_trainer
@@ -15,6 +16,7 @@ from hotset.train.data.batch import Batch
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
 from hotset.train.loop import Trainer, run_steps
+from hotset.train.model.shapes import ModelInputs
 
 STATELESS: tuple[dict[str, Any], ...] = ({"placement": "hybrid"}, {"placement": "hybrid-dedup"})
 
@@ -66,3 +68,16 @@ def assert_equal_bits(first: Trainer, second: Trainer) -> None:
         assert torch.equal(
             first.embeddings.table(table, state=True), second.embeddings.table(table, state=True)
         )
+
+
+class LinearNet(nn.Module):
+    """A linear layer of everything; its samples are not said to be independent."""
+
+    def __init__(self, inputs: ModelInputs, scale: float = 1.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+        self.scale = scale
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(torch.cat([dense, *embeddings.values()], dim=1))
+        return self.scale * logits.squeeze(1)

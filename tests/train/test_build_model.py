@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from hotset.pipeline.errors import ConfigError, HotsetError
-from hotset.tests.support.linear_net import LinearNet
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import LinearNet
 from hotset.train.build_model import (
     build_model,
     import_class,
@@ -314,12 +314,12 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     "no parameters": (NoLayers, "has no parameters", "ModuleList"),
     "float64": (
         lambda inputs: LinearNet(inputs).double(),
-        "failed in linear_net.py, line .*: RuntimeError",
+        "failed in trained_models.py, line .*: RuntimeError",
         "",
     ),
     "a wrong width": (
         lambda inputs: LinearNet(ModelInputs(9, inputs.tables, 4)),
-        r"nets:Net, on a batch of 7 samples, failed in linear_net.py, line \d+: RuntimeError: mat1",
+        r"nets:Net, on a batch of 7 samples, failed in trained_models.py, line \d+: RuntimeError: mat1",
         "--verbose",
     ),
     "constructor": (fail, r"constructor of nets:Net failed in test_build_model.py, line \d+: KeyError", ""),

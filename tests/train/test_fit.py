@@ -23,9 +23,9 @@ import hotset
 from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.stats.metrics import probabilities
-from hotset.tests.support.linear_net import LinearNet
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, prepared_lists, run_on_lists
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import LinearNet
 from hotset.train import fit as serve
 from hotset.train.data import shards as inner
 from hotset.train.fit import FittedRun

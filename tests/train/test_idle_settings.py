@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from hotset.pipeline.errors import HotsetError
-from hotset.tests.support.linear_net import LinearNet
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import LinearNet
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train

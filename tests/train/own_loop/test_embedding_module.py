@@ -15,9 +15,8 @@ import torch
 
 import hotset.nn
 from hotset.pipeline.errors import ConfigError
-from hotset.tests.support.linear_net import LinearNet
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.trained_models import no_log
+from hotset.tests.support.trained_models import LinearNet, no_log
 from hotset.train.build import build_trainer
 from hotset.train.build_model import name_of
 from hotset.train.config import TrainConfig

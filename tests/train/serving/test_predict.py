@@ -30,9 +30,9 @@ from hotset.pipeline.folders.totals import VocabularyTable
 from hotset.pipeline.formats.ids import PartIds
 from hotset.pipeline.stages.encode import EncodedSamples
 from hotset.stats.metrics import probabilities
-from hotset.tests.support.linear_net import LinearNet
 from hotset.tests.support.logs.other_logs import write_parquet
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
+from hotset.tests.support.trained_models import LinearNet
 from hotset.train.config import PredictConfig, TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import ShardOrigin, Shards, vocabulary_of
