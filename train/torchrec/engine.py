@@ -105,8 +105,8 @@ class RankModel(nn.Module):
 
 
 def _with_sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with one more sample, of zeros."""
-    return torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
+    """Return a tensor with one more sample, of ones: a module that divides by a norm finds none of zero."""
+    return torch.cat([tensor, tensor.new_ones(1, *tensor.shape[1:])])
 
 
 class TorchRecSteps:

@@ -252,6 +252,9 @@ class RankRows(Embeddings):
         self, read: Callable[[str, int, int], torch.Tensor], tables: Sequence[EmbeddingTable]
     ) -> None:
         """Set all rows everywhere; optimizer states become zero."""
+        # Rows that are cached on a device would be read in place of these, and written back over them later:
+        # loading a state empties the caches.
+        self._model.load_state_dict(self._model.state_dict())
         for number, (table, parts) in enumerate(zip(tables, self.parts(), strict=True)):
             most = max(_SLICE_BYTES // (4 * table.embedding_dim), 1)
             for first in range(0, table.num_rows, most):

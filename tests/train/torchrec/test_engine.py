@@ -79,7 +79,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], float]] = {
 
 
 class Net(torch.nn.Module):
-    """A user's module, which leaves out a layer and the tables of a dimension, and needs a sample."""
+    """A user's module, which leaves out a layer and tables of a dimension, and needs a sample of numbers."""
 
     def __init__(self, inputs: hotset.ModelInputs) -> None:
         super().__init__()
@@ -90,6 +90,7 @@ class Net(torch.nn.Module):
         if not dense.shape[0]:
             raise ValueError("a batch of no samples")
         used = [emb_BD for emb_BD in embeddings.values() if emb_BD.shape[1] == 8]
+        dense = dense / dense.norm(dim=1, keepdim=True)
         found: torch.Tensor = self.last(torch.cat([dense, *used], dim=1)).squeeze(1)
         return found
 
