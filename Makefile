@@ -37,8 +37,8 @@ $(EXTRAS): $(STAMP) scripts/install-torchrec
 	-scripts/install-torchrec $(BIN)/python
 	touch $@
 
-# The slow tests, of which many wait for processes; those of GPU kernels, which `make test` skips without Triton; then Numba's kernels as plain Python,
-# so that coverage sees inside them and an error there shows its line.
+# The slow tests, many of which wait for processes; those of GPU kernels, which `make test` skips without Triton; then
+# Numba's kernels as plain Python, so that coverage sees inside them and an error there shows its line.
 # Integers wrap there with a warning. Outside stats/ a kernel's test stands where its module does;
 # the generator's are left out, because a world of categories takes minutes to draw uncompiled.
 KERNELS := $(shell grep -rlE '^@(inlined_)?kernel' --include='*.py' pipeline/raw train)
