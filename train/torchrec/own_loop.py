@@ -66,7 +66,7 @@ class RankData:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._ranks = TorchRanks(_TIMEOUT_SECONDS, dist.new_group(backend="gloo"))
         self._shards = Shards.open(local_path(data))
-        self._shards.refuse_damage()
+        self._shards.verify()
         self._device = torch.device(device)
         self._uses = row_uses(self._shards, self.world_size)
         if num_replicated is None:
