@@ -1,7 +1,7 @@
 """Processes that take turns as ranks of TorchRec: the library takes seconds to import.
 
 A case is a run. It may plant a fault in the batches, and says how many rows are replicated. What each step
-handed to c10d is counted at rank 0.
+handed to c10d is counted at rank 0, and how often the caches of a device were emptied.
 """
 
 from __future__ import annotations
@@ -166,6 +166,14 @@ def _train(case: Case) -> None:
     own: Any = engine
     original = own.choose_num_replicated, own.rank_batch, own.TorchRecSteps.train
     seen: list[tuple[bool, dict[str, int]]] = []
+    lookups: Any = importlib.import_module("torchrec.distributed.embedding_lookup").GroupedEmbeddingsLookup
+    purge = lookups.purge
+    num_purges = 0
+
+    def count_purges(self: Any) -> None:
+        nonlocal num_purges
+        num_purges += 1
+        purge(self)
 
     def train(self: Any, step: Any, number: int, rates: Any) -> torch.Tensor:
         with Spy() as spy:
@@ -179,6 +187,7 @@ def _train(case: Case) -> None:
         if fault := FAULTS.get(case.get("fault", "")):
             own.rank_batch = lambda *arguments, **more: fault(original[1](*arguments, **more))
         own.TorchRecSteps.train = train
+        lookups.purge = count_purges
         every = CheckpointSettings(checkpoint_every=case.get("every", "off"))
         init_from = Path(case["init_from"]) if "init_from" in case else None
 
@@ -194,8 +203,10 @@ def _train(case: Case) -> None:
         run.train(Path(case["shards"]), config, Path(case["out"]), options)
     finally:
         own.choose_num_replicated, own.rank_batch, own.TorchRecSteps.train = original
+        lookups.purge = purge
     if os.environ["RANK"] == "0":
         Path(f"{case['out']}.seen.json").write_text(json.dumps(seen))
+        Path(f"{case['out']}.purges.json").write_text(json.dumps(num_purges))
 
 
 def _make_runs(cases: Sequence[Case]) -> str:
