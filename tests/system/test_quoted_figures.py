@@ -181,6 +181,15 @@ def coded_quality(result: Result) -> list[str]:
     ]
 
 
+def open_shards(result: Result) -> list[str]:
+    """Files, and seconds to open them and to the end of the first step."""
+    assert all(
+        each["shard_bytes_to_open"] == 0 and each["reads_only_batches_planned"] for each in result["trials"]
+    )
+    seconds = (f"{result[name]:.1f} s" for name in ("seconds_to_open", "seconds_to_first_step"))
+    return [f"{result['settings']['open_files']:,}", *seconds]
+
+
 def host_steps(result: Result) -> list[str]:
     """Queueing of a step by kind of batch, work of the readers, and of the one thread in order."""
     found = []
@@ -595,9 +604,11 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "gpu-day": gpu_day,
     "gpu-day-3": gpu_day_again,
     "host-steps": host_steps,
+    "open-shards": open_shards,
     "kills": kills,
     "train-kills": kills,
     "train-kills-ranks": kills,
+    "train-kills-restarts": kills,
     "orders-2m": orders,
     "orders-real-110k": orders,
 }
