@@ -32,6 +32,7 @@ from ...stats.shuffle import (
     copy_bags,
     files_of_keys,
     keys_and_kinds,
+    order_of_keys,
     place_bags,
     scatter_rows,
 )
@@ -476,7 +477,7 @@ class Buffers:
 
     def order(self, rows: slice) -> NDArray[np.int64]:
         """Return the positions of some rows in the order of their keys, which are distinct."""
-        return np.argsort(self.keys[rows])
+        return order_of_keys(self.keys[rows])
 
     @classmethod
     def of_group(

@@ -29,6 +29,7 @@ from hotset.stats.shuffle import (
     files_of_keys,
     gather_rows,
     keys_and_kinds,
+    order_of_keys,
     place_bags,
     scatter_rows,
     shuffled,
@@ -171,6 +172,26 @@ def test_bins_go_by_kind_then_by_the_top_bits() -> None:
     keys = np.array([0, 1 << (64 - BIN_BITS), 2**64 - 1], np.uint64)
     kinds = np.array([0, 1, 2], np.uint8)
     assert bins_of(keys, kinds).tolist() == [0, NUM_BINS + 1, 3 * NUM_BINS - 1]
+
+
+@given(
+    num_keys=st.integers(0, 300),
+    low=st.integers(0, 2**64 - 1),
+    bits=st.integers(0, 64),
+    step=st.sampled_from([0, 1, 7]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_keys_are_in_order_however_they_lie(num_keys: int, low: int, bits: int, step: int, seed: int) -> None:
+    """Even in a range of any width, consecutive, or most of them near one end."""
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(0, 2**bits, num_keys, np.uint64, endpoint=bits == 0)
+    if step:
+        keys = np.arange(num_keys, dtype=np.uint64) * np.uint64(step)
+        keys[: num_keys // 50] += np.uint64(2**63)
+    keys = np.unique(keys + np.uint64(low))
+    rng.shuffle(keys)
+    np.testing.assert_array_equal(order_of_keys(keys), np.argsort(keys))
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 7, 1000])
