@@ -153,7 +153,12 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return columns_of(folder / "log", folder / "columns")
 
 
-@pytest.mark.parametrize("block_bytes", [4096, 1 << 20])
+def few_at_first(*names: str) -> list[Any]:
+    """Return all formats, of which some are left to the slow run."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in WRITERS]
+
+
+@pytest.mark.parametrize("block_bytes", [4096, pytest.param(1 << 20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_format_gives_the_columns_of_parquet(
     tmp_path: Path, wanted: dict[str, list[Any]], name: str, block_bytes: int
@@ -163,7 +168,7 @@ def test_every_format_gives_the_columns_of_parquet(
     assert not verify(tmp_path / "D", raw=[tmp_path / "log"])
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", few_at_first("csv", "parquet", "json.gz"))
 def test_other_machines_are_sent_no_data_of_a_log(tmp_path: Path, name: str) -> None:
     """A compressed file, or one of Arrow, is one task; of Parquet each row group is."""
     schema = propose_schema(_written(tmp_path, name, "a")).text
@@ -288,7 +293,15 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, name: str) -> None:
             columns_of(tmp_path / "log", tmp_path / f"columns{length}")
 
 
-@pytest.mark.parametrize("name", ["arrow", "arrow-zstd", "stream", "orc", "json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "arrow",
+        "orc",
+        "json",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("arrow-zstd", "stream")),
+    ],
+)
 def test_a_damaged_byte_is_refused_or_changes_values_only(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / "log", rows_of(num_rows=60))
     content = (tmp_path / "log").read_bytes()

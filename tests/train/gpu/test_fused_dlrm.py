@@ -102,7 +102,7 @@ def test_gradients_of_weights_are_not_rounded_where_the_device_can_keep_them(
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "drawn", [2, 5, 9, *(pytest.param(drawn, marks=pytest.mark.slow) for drawn in range(10, 16))]
+    "drawn", [2, 9, *(pytest.param(drawn, marks=pytest.mark.slow) for drawn in (5, *range(10, 15)))]
 )
 def test_placements_give_equal_bits(drawn: int, dtype: str, tmp_path: Path) -> None:
     run = draw_run(drawn, tmp_path, has_one_width=True)

@@ -240,7 +240,7 @@ def table_name(weights: Weights, name: str) -> str:
     return found
 
 
-@every_model
+@a_model_of_each_kind
 def test_all_placements_give_the_same_bits(
     name: str, twin: Twin, data: str, folder: Path, tmp_path: Path
 ) -> None:
