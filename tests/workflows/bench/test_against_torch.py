@@ -37,6 +37,7 @@ def test_torch_with_values_and_batches_of_hotset_reaches_its_scores(
     np.testing.assert_allclose(case["log_loss"]["hotset"], case["log_loss"][BOTH], atol=3e-3)
 
 
+@pytest.mark.slow
 def test_finished_trainings_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = (
         "--models",

@@ -117,6 +117,7 @@ def test_a_checkout_of_dlrm_is_needed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "has no data_utils.py" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["dlrm", "dcnv2"])
 def test_train_step(model: str, tmp_path: Path) -> None:
     shape = ("--batch-sizes", 64, "--embedding-dims", 8, "--threads", 1, "--model", model)
@@ -147,6 +148,7 @@ def test_the_first_commands_of_a_user(tmp_path: Path) -> None:
     assert all(each["wall_seconds"] > 0 for each in found["answers"].values())
 
 
+@pytest.mark.slow
 def test_window(tmp_path: Path) -> None:
     log = ("--samples", 20000, "--batch-size", 64, "--orders", "original", "--epochs", 1)
     cases = run("window", tmp_path, *log)["cases"]
@@ -154,6 +156,7 @@ def test_window(tmp_path: Path) -> None:
     assert all(abs(case["excess"]) < 0.001 for case in cases)
 
 
+@pytest.mark.slow
 def test_placements(tmp_path: Path) -> None:
     log = ("--samples", 8000, "--batch-size", 128, "--shares", 0.1)
     (share,) = run("placements", tmp_path, *log, "--rounds", 1)["shares"]
@@ -192,17 +195,20 @@ def test_killed_trainings_have_options_of_today(tmp_path: Path) -> None:
             command_class(command).parse(command, [*words, "--out", str(tmp_path / "out")])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_few_rows_stalls_less(tmp_path: Path) -> None:
     stall = kills.measure_stall(200_000, tmp_path)
     assert len(stall["all_changed_ms"]) == len(stall["copy_ms"]) == 5
     assert min(stall["few_changed_ms"]) < max(stall["all_changed_ms"])
 
 
+@pytest.mark.slow
 def test_stats_kernels_fetch_as_their_references(tmp_path: Path) -> None:
     kernels = run("stats_kernels", tmp_path, "--lookups", 60_000, "--slots", 5000, "--rounds", 1)["kernels"]
     assert {"lookahead", "lru", "lfu", "dataset", "counting"} <= kernels.keys()
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_other_programs(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     found = run("stats_kernels", tmp_path, "--scores", 300)
@@ -210,17 +216,20 @@ def test_scores_are_those_of_other_programs(tmp_path: Path) -> None:
     assert max(found["largest_difference"].values()) < 1e-12
 
 
+@pytest.mark.slow
 def test_orders(tmp_path: Path, log: Path) -> None:
     budgets = run("stats_kernels", tmp_path, "--orders", "--data", log)["budgets"]
     assert budgets[-1]["peel"]["hot_sample_share"] == 1.0
 
 
+@pytest.mark.slow
 def test_bytes_between_ranks(tmp_path: Path) -> None:
     (two,) = run("ranks", tmp_path, "bytes", "--samples", 20_000, "--ranks", 2)["ranks"]
     rows = two["rows_per_sample"]
     assert rows["every lookup"] > rows["deduplicated"] > rows["owners by use"] >= rows["least possible"]
 
 
+@pytest.mark.slow
 def test_bytes_of_codecs(tmp_path: Path) -> None:
     slices = run("ranks", tmp_path, "codecs", "--samples", 4000)["slices"]
     assert slices[0]["ratios"]["distinct rows, int8"] > slices[0]["ratios"]["distinct rows, fp16"]
@@ -232,6 +241,7 @@ def test_two_ranks_end_with_the_bits_of_one_process(tmp_path: Path) -> None:
     assert found["has_equal_bits"] and len(found["contestants"]) == 3
 
 
+@pytest.mark.slow
 def test_host_steps(tmp_path: Path) -> None:
     rows = run("host_steps", tmp_path, "--samples", 12_000, "--scale", 50, "--batch-sizes", 256)["rows"]
     assert {row["placement"] for row in rows} == {"all-fast", "lookahead"}
