@@ -438,7 +438,7 @@ def test_a_cap_that_a_later_stage_cannot_keep_is_refused_before_any_work(
     assert main([*words, "300MiB"]) == 0
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_one_hint_does_for_every_stage_of_a_log_of_short_lines(
     suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -261,7 +261,7 @@ def test_statistics_are_those_of_one_list_with_all_lookups(
     assert shared == twin
 
 
-@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize("format", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_workers_memory_and_interruptions_change_no_byte(
     tmp_path: Path, format: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -307,7 +307,7 @@ def test_a_window_counts_the_last_days_of_the_training_part(
     ("format", "count_last", "rank_by"),
     [
         pytest.param("csv", 0, "frequency", marks=pytest.mark.slow),
-        ("csv", 2, "peel"),
+        pytest.param("csv", 2, "peel", marks=pytest.mark.slow),
         pytest.param("parquet", 0, "peel", marks=pytest.mark.slow),
         ("parquet", 2, "frequency"),
     ],

@@ -156,7 +156,7 @@ def test_shards_are_those_of_the_naive_twin(
     assert verify(tmp_path / "out", raw=[raw]) == []
 
 
-@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize("format", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_workers_and_memory_change_no_byte(
     tmp_path: Path, format: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +256,7 @@ def test_offsets_that_run_backwards_are_found(stage: str, lists: Path, tmp_path:
     assert any(str(path) in fault and "tags in row" in fault for fault in faults), faults
 
 
-@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize("format", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
     tmp_path: Path, format: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
