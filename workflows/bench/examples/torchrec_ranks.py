@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ....pipeline.errors import HotsetError, first_line
-from ..harness import Facts, free_port, tell
+from ....pipeline.errors import HotsetError
+from ..harness import Facts, free_port
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 """How long a rank waits for another one, which may have failed."""
@@ -82,8 +83,10 @@ def _call(
             dist.init_process_group("gloo", timeout=_TIMEOUT)
         file.write_text(json.dumps(function(*arguments)))
         status = 0
-    except Exception as error:
-        tell(f"rank {rank}: {type(error).__name__}: {first_line(error)}")
-    # TorchRec's threads may abort the interpreter's own end.
-    sys.stdout.flush()
-    os._exit(status)
+    finally:
+        if status:
+            traceback.print_exc()
+        # TorchRec's threads may abort the interpreter's own end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
