@@ -274,6 +274,12 @@ def checkouts(result: Result) -> list[str]:
     ]
 
 
+def whole_processes(result: Result) -> list[str]:
+    """Ratios of `preprocess` as a process, by CPU time and by the clock."""
+    found = result["preprocess"] if "preprocess" in result else result["processes"]["ratio"]
+    return [f"{found.get(f'{clock}_ratio', found.get(clock)):.2f}x" for clock in ("cpu", "wall")]
+
+
 def logs(result: Result) -> list[str]:
     """Reading of other forms, and small parts."""
     settings, speeds, small = result["settings"], result["speeds"], result["small_parts"]
@@ -593,6 +599,8 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "placements-plan-2m": placement_plans,
     "placements-plan-2m-original": placement_plans,
     "checkouts": checkouts,
+    "checkouts-checksums": whole_processes,
+    "preprocess-4m-checksums": whole_processes,
     "first-hour": first_hour,
     "window": window,
     "logs": logs,
