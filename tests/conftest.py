@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -58,6 +59,16 @@ def _no_notes_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_cluster_of_another_worker() -> Iterator[None]:
+    """Let Ray, which joins a cluster that runs on the machine, see none that other tests have started."""
+    folder = tempfile.mkdtemp(prefix="ray")  # not below the folder of tests: paths of sockets are short
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -79,6 +79,8 @@ class RayEngine:
             raise EngineError("the Ray cluster has no node with CPUs: start one that joins it")
         self._tasks: dict[Future[Any], Any] = {}
         """Ray's reference to each task whose result is not taken yet."""
+        self._functions: dict[Callable[..., Any], Any] = {}
+        """Ray sends a function to its workers once, and takes one that is given anew for another."""
 
     def _connect(self) -> None:
         _check_reachable(os.environ.get("RAY_ADDRESS", ""))
@@ -109,7 +111,10 @@ class RayEngine:
 
     def submit(self, cores: int, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Run a call on some CPUs of one node; it is repeated if its worker is killed."""
-        task = ray.remote(num_cpus=cores, max_retries=_MOST_RETRIES)(function).remote(*arguments)
+        if function not in self._functions:
+            self._functions[function] = ray.remote(function)
+        remote = self._functions[function].options(num_cpus=cores, max_retries=_MOST_RETRIES)
+        task = remote.remote(*arguments)
         future: Future[Any] = task.future()
         self._tasks[future] = task
         return future

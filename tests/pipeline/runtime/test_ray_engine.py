@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -98,14 +99,14 @@ def kill_node(cluster: Any, places: set[tuple[str, int]]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def left_after_death() -> set[tuple[str, int]]:
-    """Where tasks run once one node is left; workers of the other may take a while to see that it died."""
+def nodes_after_death() -> set[str]:
+    """Nodes that run tasks once one is left; workers of the other may take a while to see that it died."""
     for _ in range(30):
-        left = set(run_tasks(where_at, ((number,) for number in range(40))))
-        if len({node for node, _ in left}) == 1:
-            return left
+        left = {node for node, _ in run_tasks(where_at, ((number,) for number in range(40)))}
+        if len(left) == 1:
+            break
         time.sleep(0.5)
-    raise AssertionError(f"tasks still run on more than one node: {left}")
+    return left
 
 
 @pytest.mark.slow
@@ -113,16 +114,22 @@ def test_tasks_end_as_in_threads_whatever_happens_to_a_worker(
     tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with use_engine("ray"):
-        check_results()
+        check_results(monkeypatch)
         check_a_killed_worker(tmp_path, monkeypatch)
         check_an_error_is_what_the_task_raised()
         check_a_feed_that_fails()
         check_a_caller_that_stops_reading()
 
 
-def check_results() -> None:
+def check_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    make = Mock(side_effect=ray.remote)
+    monkeypatch.setattr(ray, "remote", make)
     results = list(run_tasks(square, ((number,) for number in range(30)), workers=2))
     assert results == [number * number for number in range(30)]
+    assert make.call_count == 1  # for all tasks
+    monkeypatch.undo()
 
 
 def check_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,5 +186,6 @@ def test_a_cluster_makes_the_same_bytes_though_a_node_dies(tmp_path: Path, clust
         assert len(places) == 4 and len({node for node, _ in places}) == 2
         preprocess([log], CONFIG, tmp_path / "together", Resources(progress=progress))
         assert "encode" in stages
-        assert len(left_after_death()) <= 2
+        # How many processes the node then starts is Ray's to decide.
+        assert nodes_after_death() == {node.node_id for node in cluster.worker_nodes}
     assert tree_of(tmp_path / "together") == tree_of(tmp_path / "alone")
