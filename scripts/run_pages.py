@@ -41,7 +41,6 @@ SKIPPED = {
     r"day_0 … day_9": "an ellipsis stands for the other days",
     r"gpu|--device cuda": "needs a GPU",
     r"hotset\.torchrec|--engine torchrec": "needs TorchRec",
-    r"ray\.train": "needs Ray Train",
     r"FeatureMap|EmbeddingShardingPlanner|duckdb|taobao_train_t20": "needs another program or its files",
     r"^hotset train DIR --model (kaggle|mlperf)": "needs a log of that shape",
 }
