@@ -37,7 +37,7 @@ from .build_model import (
     warn_of_probabilities,
 )
 from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig
-from .data.batch import Batch, Lookups, MicroBatches, with_histories
+from .data.batch import Batch, Lookups, LookupsOfBatch, MicroBatches, with_histories
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from .data.shards import Shards
 from .dense.dense_step import DenseStep, GraphStep, TiledStep, build_dense_step
@@ -115,13 +115,21 @@ def build_trainer(
     layers = (shards, config, chosen_model, tools, threads)
     model, dense = _build_dense_layers(*layers, build_sums, objective, answers.labels, model_source)
     shards = shards.with_histories(model.histories) if model.histories else shards
-    reading = _Reading(shards.training_batch, shards.training_lookups)
+    reading = _Reading(shards.training_batch, shards.training_lookups, shards.evaluation_lookups)
     node = None
     if ranks.num_ranks > 1:
         node, reading = _share_reading(shards, ranks, tools.micro_batches)
     embeddings = _build_rows(shards, config, tools, ranks, coded, start, node)
     predictor = Predictor(
-        shards, dense, embeddings, tools.meter, tools.folder, ranks, answers, config.negative_rate
+        shards,
+        dense,
+        embeddings,
+        tools.meter,
+        tools.folder,
+        ranks,
+        answers,
+        config.negative_rate,
+        reading.evaluation_lookups,
     )
     order = build_order(shards, config, order, predictor, start)
     source = _build_step_source(shards, config, tools, embeddings, order, start, reading)
@@ -276,10 +284,11 @@ def build_objective(
 
 
 class _Reading(NamedTuple):
-    """What returns training batches by number, and their lookups alone."""
+    """What returns training batches by number, their lookups alone, and those of evaluation batches."""
 
     batch: Callable[[int], Batch]
     lookups: Callable[[int], Lookups]
+    evaluation_lookups: Callable[[int], LookupsOfBatch]
 
 
 def _share_reading(shards: Shards, ranks: Ranks, micro_batches: MicroBatches) -> tuple[Node, _Reading]:
@@ -288,7 +297,8 @@ def _share_reading(shards: Shards, ranks: Ranks, micro_batches: MicroBatches) ->
 
     node = Node(ranks)
     lookups = NodeLookups(shards, node)
-    return node, _Reading(OwnBatches(shards, micro_batches, lookups.read).read, lookups.read)
+    own = OwnBatches(shards, micro_batches, lookups.read)
+    return node, _Reading(own.read, lookups.read, lookups.read_evaluation)
 
 
 def _build_rows(

@@ -6,11 +6,11 @@ Loads dense layers and rows of the run, predicts the samples of both parts, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX, GROUP, WEIGHT
 from .build_embeddings import RowTools, build_groups, open_device, set_threads
 from .build_model import ModelSource, build_model, pooled_step
-from .data.batch import Batch, EmbeddingTable, MicroBatches, with_histories
+from .data.batch import Batch, EmbeddingTable, LookupsOfBatch, MicroBatches, with_histories
+from .data.shard_file import HAS_GROUP
 from .data.shards import EvaluationPart, Part, Shards
 from .dense.dense_step import DenseStep, build_dense_step
 from .metrics import CLICKS, Answers, Meter, Quality, RunQuality, ScoreCounter
@@ -60,6 +61,7 @@ class Predictor:
         ranks: share the batches; all of them score the predictions of all.
         answers: the meaning of the model's predictions.
         negative_rate: share of the samples without a click that the log of ``shards`` kept; None: all.
+        read_lookups: returns the lookups of an evaluation batch; None: they are read from ``shards``.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Predictor:
         ranks: Ranks | None = None,
         answers: Answers = CLICKS,
         negative_rate: float | None = None,
+        read_lookups: Callable[[int], LookupsOfBatch] | None = None,
     ) -> None:
         self._ranks = ranks or OneRank()
         self._answers = answers
@@ -82,34 +85,26 @@ class Predictor:
         self._embeddings = embeddings
         self._meter = meter or Meter(_HOST)
         self._folder = folder
+        self._read_lookups = read_lookups
 
     def logits(self, part: Part = "test") -> Generator[tuple[Batch, NDArray[np.float32]]]:
         """Yield the batches of a part in log order, with their logits, (B,), or (B, L) for several labels.
 
-        Counted as evaluation. The caller closes the iterator, or takes all of it.
+        Each of W ranks has every W-th batch; those beyond the last one are empty. Counted as evaluation. The
+        caller closes the iterator, or takes all of it.
         """
         # Evaluation reads cold rows on the slow tier, so staged ones are written back first.
         with self._meter.during("evaluation"), self._embeddings.rows_written_back(), torch.no_grad():
-            batches = EvaluationPart(self._shards, part, self._ranks.num_ranks)
-            # Each rank has predicted one of the batches that follow; their logits go to all.
-            left = iter(batches.numbers)
-            for step in self._embeddings.evaluation_steps(batches.numbers, batches.batch):
+            batches = EvaluationPart(self._shards, part, self._ranks.num_ranks, self._read_lookups)
+            readers = (batches.batch, batches.lookups)
+            for step in self._embeddings.evaluation_steps(batches.numbers, *readers):
                 embeddings = self._embeddings.look_up(step)
                 logit_B = torch.empty(0, *self._shape, dtype=torch.float32, device="cpu")
                 if step.batch.num_samples:
                     logit_B = self._dense.predict(step.batch, embeddings).cpu()
                     if self._answers.shift:
                         logit_B = logit_B + self._answers.shift
-                if self._ranks.num_ranks == 1:
-                    yield step.batch, logit_B.numpy()
-                    continue
-                padded_B = torch.zeros(
-                    self._shards.batch_size, *self._shape, dtype=torch.float32, device="cpu"
-                )
-                padded_B[: logit_B.shape[0]] = logit_B
-                for found_B, number in zip(self._ranks.gather(padded_B), left, strict=False):
-                    batch = batches.batch(number)
-                    yield batch, found_B[: batch.num_samples].numpy()
+                yield step.batch, logit_B.numpy()
 
     def score(
         self,
@@ -132,21 +127,38 @@ class Predictor:
         counter = self._new_counter(left)
         with closing(self.logits(part)) as batches:
             while left > num_samples:
-                batch, logit_B = next(batches)
-                # Whole batches are predicted; the last may reach past ``max_samples``.
-                counted = slice(min(batch.num_samples, left - num_samples))
-                assert batch.is_hot_B is not None, "evaluation batches have it"
-                of_groups = (batch.is_hot_B[counted].astype(np.bool_), self._shards.has_oov(batch)[counted])
-                if isinstance(counter, ScoreCounter):
-                    counter.add(logit_B[counted], batch.label_B.numpy()[counted], *of_groups)
-                else:
-                    label_BL = self._shards.labels_of(batch, self._answers.labels)
-                    of_samples = {name: values[counted] for name, values in batch.of_samples.items()}
-                    counter.add(logit_B[counted], label_BL[counted], *of_groups, of_samples)
-                num_samples += batch.num_samples
-                if progress is not None:
-                    progress(num_samples, total)
+                for found in self._of_all_ranks(*next(batches)):
+                    # Whole batches are predicted; those of a round may reach past the last sample.
+                    if num_samples == left:
+                        break
+                    counted = {name: values[: left - num_samples] for name, values in found.items()}
+                    logit_B, label_BL, is_hot_B, has_oov_B = (counted.pop(name) for name in _SCORED)
+                    if isinstance(counter, ScoreCounter):
+                        counter.add(logit_B, label_BL[:, 0], is_hot_B, has_oov_B)
+                    else:
+                        counter.add(logit_B, label_BL, is_hot_B, has_oov_B, counted)
+                    num_samples += logit_B.shape[0]
+                    if progress is not None:
+                        progress(num_samples, total)
         return counter.quality()
+
+    def _of_all_ranks(self, batch: Batch, logit_B: NDArray[np.float32]) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield what scores need of this rank's batch and of those of the others, in log order."""
+        assert batch.is_hot_B is not None, "evaluation batches have it"
+        label_BL = self._shards.labels_of(batch, self._answers.labels)
+        columns = (logit_B, label_BL, batch.is_hot_B.astype(np.bool_), self._shards.has_oov(batch))
+        own: dict[str, NDArray[Any]] = dict(zip(_SCORED, columns, strict=True))
+        own |= {name: batch.of_samples[name] for name in _OF_SAMPLES if name in batch.of_samples}
+        if self._ranks.num_ranks == 1:
+            yield own
+            return
+        # One message of equal length from each: only the last batch may be short, and ``score`` cuts it.
+        row = np.dtype([(name, values.dtype, values.shape[1:]) for name, values in own.items()])
+        rows_B = np.zeros(self._shards.batch_size, row)
+        for name, values in own.items():
+            rows_B[name][: batch.num_samples] = values
+        for sent in self._ranks.gather(torch.from_numpy(rows_B.view(np.uint8))):
+            yield {name: np.ascontiguousarray(sent.numpy().view(row)[name]) for name in own}
 
     def _new_counter(self, num_samples: int) -> ScoreCounter | SampleScores:
         """Return what adds up scores: of clicks alone where the log says no more of its samples."""
@@ -183,6 +195,9 @@ class Predictor:
 
 
 _log = logging.getLogger(__name__)
+_SCORED = ("logit", "label", "is_hot", "has_oov")
+_OF_SAMPLES = (WEIGHT, GROUP, HAS_GROUP)
+"""What scores need of each sample, and what they need where the log has it."""
 
 _HOST = torch.device("cpu")
 _NO_TRAINING = RowOptimizer("sgd", 0.1)

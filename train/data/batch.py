@@ -444,7 +444,9 @@ def join(parts: Sequence[Batch]) -> Batch:
 
 
 def join_lookups(parts: Sequence[LookupsOfBatch]) -> LookupsOfBatch:
-    """Return the lookups of several batches as those of one."""
+    """Return the lookups of one or more batches as those of one."""
+    if len(parts) == 1:
+        return parts[0]
     bags = zip(*(part.bags for part in parts), strict=True)
     ids_BF = np.concatenate([part.ids_BF for part in parts])
     return LookupsOfBatch(ids_BF, tuple(map(_join_bags, bags)), all(part.is_hot_only for part in parts))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -431,14 +431,28 @@ class Shards:
         # Of a merged batch, each of the two that it was made of has a range of the samples.
         for (start, stop), position in zip(pairwise(starts), positions, strict=True):
             low, high = (min(max(each, start), stop) for each in part)
-            read = partial(ShardFile.read, lookups=lookups.cut(low, high), part=(low - start, high - start))
-            found.append(self._read_file(position, read))
+            found.append(self._read_part(position, lookups.cut(low, high), (low - start, high - start)))
         return join(found)
 
     def evaluation_batch(self, number: int) -> Batch:
         """The evaluation batch ``number``, in log order."""
+        lookups = self.evaluation_lookups(number)
+        return self.evaluation_samples(number, lookups, (0, lookups.num_samples))
+
+    def evaluation_lookups(self, number: int) -> LookupsOfBatch:
+        """The lookups of evaluation batch ``number``, whose other columns are not read."""
+        return self._read(self._evaluation[number], ShardFile.read_lookups)
+
+    def evaluation_samples(self, number: int, lookups: LookupsOfBatch, part: tuple[int, int]) -> Batch:
+        """Some samples of evaluation batch ``number``; see `training_samples`.
+
+        Args:
+            number: of the batch.
+            lookups: those of the samples.
+            part: the first and the last-plus-one sample.
+        """
         position = self._evaluation[number]
-        batch = self._read(position, ShardFile.read)
+        batch = self._read_part(position, lookups, part)
         if batch.is_hot_B is None:
             raise ShardError(
                 f"{self._files[position.file].path}: no column 'is_hot'",
@@ -486,6 +500,10 @@ class Shards:
             if stray >= 0:
                 self._refuse_stray(number, bags.ids_N[stray], position)
         return found
+
+    def _read_part(self, position: Any, lookups: LookupsOfBatch, part: tuple[int, int]) -> Batch:
+        """Read some samples, whose lookups were read."""
+        return self._read_file(position, partial(ShardFile.read, lookups=lookups, part=part))
 
     def _read_file(self, position: Any, read: Callable[[ShardFile, int, Columns, bool], Found]) -> Found:
         """Read a batch, a part of it or its lookups, not checked against the manifest."""
@@ -593,20 +611,27 @@ Part = Literal["validation", "test"]
 class EvaluationPart:
     """The batches of one part by number, in the order of the log.
 
-    The last one may be short. Read in their order, each stored batch is read once, also where each of several
-    ranks reads a batch of each, and then these again.
+    The last one may be short, and those after it are empty. Of a batch only its own samples are read, by
+    blocks, and the lookups of the stored batches that have them.
 
     Args:
-        num_ranks: the number of ranks.
+        num_ranks: batches whose lookups are read before the first of them is.
+        read_lookups: returns the lookups of a stored batch; None: they are read here.
     """
 
-    def __init__(self, shards: Shards, part: Part, num_ranks: int = 1) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        part: Part,
+        num_ranks: int = 1,
+        read_lookups: Callable[[int], LookupsOfBatch] | None = None,
+    ) -> None:
         num_validation = shards.num_validation_samples
         self._shards = shards
         self._first = 0 if part == "validation" else num_validation
         self._stop = num_validation if part == "validation" else shards.num_evaluation_samples
         # A batch may begin in the last stored one of the batch before.
-        self._read = lru_cache(num_ranks + 1)(shards.evaluation_batch)
+        self._read_lookups = lru_cache(num_ranks + 1)(read_lookups or shards.evaluation_lookups)
 
     @property
     def num_samples(self) -> int:
@@ -623,15 +648,23 @@ class EvaluationPart:
         Raises:
             ShardError: a damaged file.
         """
-        first = self._first + number * self._shards.batch_size
-        stop = min(first + self._shards.batch_size, self._stop)
-        # Stored batches that have samples of it, each cut to those.
-        starts = self._shards.evaluation_starts
-        parts = []
-        stored = bisect_right(starts, first) - 1
-        while starts[stored] < stop:
-            start = starts[stored]
-            batch = self._read(stored)
-            parts.append(batch.cut(max(first - start, 0), min(stop - start, batch.num_samples)))
-            stored += 1
-        return join(parts)
+        return join(
+            [
+                self._shards.evaluation_samples(stored, self._read_lookups(stored).cut(*part), part)
+                for stored, part in self._pieces(number)
+            ]
+        )
+
+    def lookups(self, number: int) -> LookupsOfBatch:
+        """Return the lookups of the batch ``number``; raises as `batch`."""
+        return join_lookups([self._read_lookups(stored).cut(*part) for stored, part in self._pieces(number)])
+
+    def _pieces(self, number: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield the stored batches with samples of a batch, and the first and the last-plus-one of these."""
+        size, starts = self._shards.batch_size, self._shards.evaluation_starts
+        first, stop = (min(self._first + each * size, self._stop) for each in (number, number + 1))
+        # An empty batch is an empty part of a stored one.
+        low = min(bisect_right(starts, first), len(starts) - 1) - 1
+        for stored in range(low, bisect_left(starts, stop, low + 1)):
+            start, end = starts[stored : stored + 2]
+            yield stored, (max(first - start, 0), min(stop, end) - start)

@@ -27,7 +27,15 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
 from ...stats.exchange import StepRows, rank_masks
-from ..data.batch import Batch, BatchIds, EmbeddingTable, Lookups, LookupsOfBatch, MicroBatches, join
+from ..data.batch import (
+    Batch,
+    BatchIds,
+    EmbeddingTable,
+    Lookups,
+    LookupsOfBatch,
+    MicroBatches,
+    join_lookups,
+)
 from ..rows.backends import NumbaRows
 from ..rows.embeddings import Embeddings
 from ..rows.kernels import copy_rows
@@ -37,7 +45,7 @@ from ..rows.table_group import TableGroup
 from ..threads import WorkThreads
 from .exchange import GroupExchange, HeldRows, keys_of, plan_exchange, ranks_of_batch, ranks_of_lookups
 from .messages import EXACT, CodedExchange, GroupLayout, Kind, RowMessages, sum_over_ranks
-from .ranks import NotFiniteRowError, Ranks, sent_to_first
+from .ranks import NotFiniteRowError, Ranks, raise_on_any_rank, sent_to_first
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,11 +71,11 @@ class RankedGroup(TableGroup):
         exchange: GroupExchange = part.exchange
         return exchange
 
-    def read_round(self, batches: Sequence[Batch]) -> GroupStep:
+    def read_round(self, lookups: Sequence[LookupsOfBatch]) -> GroupStep:
         """Return the same as `read` of an evaluation, where rank r has batch r."""
-        ranks_B = np.repeat(np.arange(len(batches)), [batch.num_samples for batch in batches])
-        own = batches[self.micro_batches.rank]
-        return self._read(join(batches), own, ranks_B.astype(np.uint8), is_training=False)
+        ranks_B = np.repeat(np.arange(len(lookups)), [each.num_samples for each in lookups])
+        own = lookups[self.micro_batches.rank]
+        return self._read(join_lookups(lookups), own, ranks_B.astype(np.uint8), is_training=False)
 
     def _read(
         self, batch: Lookups, own: Lookups, ranks_B: NDArray[np.uint8], *, is_training: bool
@@ -169,25 +177,26 @@ class RankedEmbeddings(Embeddings):
         whole = super().step(number, batch, plans, read, item)
         return replace(whole, batch=self._micro_batches.cut(batch))
 
-    def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
-        """Return this rank's evaluation steps, one of W; empty without a batch."""
+    def evaluation_steps(
+        self,
+        numbers: Iterable[int],
+        read: Callable[[int], Batch],
+        read_lookups: Callable[[int], LookupsOfBatch] | None = None,
+    ) -> Iterator[PlannedStep]:
+        """Return this rank's evaluation steps, one of W; those beyond the last batch are empty."""
+        assert read_lookups is not None, "ranks plan by the lookups of all"
         # One batch for each rank at a time: all take part in each step, as any may need their rows.
         num_ranks = self._ranks.num_ranks
-        rank = self._ranks.rank
-        left = iter(numbers)
-        while group := list(islice(left, num_ranks)):
-            batches = [read(number) for number in group]
-            # Ranks beyond the last batch look up nothing, and serve their rows.
-            batches += [batches[0].cut(0, 0)] * (num_ranks - len(batches))
-            yield self._evaluation_step(group[min(rank, len(group) - 1)], batches)
-
-    def _evaluation_step(self, number: int, batches: Sequence[Batch]) -> PlannedStep:
-        parts = []
-        for group in self._ranked:
-            plan = group.placement.plan_evaluation(is_stale=group.slow.is_stale)
-            parts.append(replace(group.read_round(batches), plan=plan))
-        own = batches[self._ranks.rank]
-        return PlannedStep(number, own, own.num_samples, tuple(parts))
+        for first in islice(numbers, 0, None, num_ranks):
+            # What one rank cannot read ends all of them, before they wait for its rows.
+            with raise_on_any_rank(self._ranks):
+                lookups = [read_lookups(number) for number in range(first, first + num_ranks)]
+                own = read(first + self._ranks.rank)
+                parts = []
+                for group in self._ranked:
+                    plan = group.placement.plan_evaluation(is_stale=group.slow.is_stale)
+                    parts.append(replace(group.read_round(lookups), plan=plan))
+            yield PlannedStep(first + self._ranks.rank, own, own.num_samples, tuple(parts))
 
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
         """(B, F, D) embeddings of each group, of the samples of this rank."""

@@ -1,9 +1,10 @@
 """The ranks of one machine: what they read once for all of them, in memory that they share.
 
-Every rank needs the lookups of every batch, to plan what crosses. The first rank of a machine that asks for
-those of a batch reads and verifies them, and leaves them where the others find them. The memory is a ring, so
-a rank that is far behind the others reads again. It has no name, so nothing of it outlives the ranks, however
-they end: the others open it through the process that made it. Where they cannot, each reads for itself.
+Every rank needs the lookups of every batch, to plan what crosses in training and evaluation. The first rank
+of a machine that asks for those of a batch reads and verifies them, and leaves them where the others find
+them. The memory is a ring, so a rank that is far behind the others reads again. It has no name, so nothing of
+it outlives the ranks, however they end: the others open it through the process that made it. Where they
+cannot, each reads for itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -148,7 +150,7 @@ class SharedMemory:
 
 
 class NodeLookups:
-    """Lookups of training batches, each read by one rank of the machine while the ring holds them.
+    """Lookups of batches, each read by one rank of the machine while the ring holds them.
 
     Args:
         shards: with the batches.
@@ -158,7 +160,8 @@ class NodeLookups:
 
     def __init__(self, shards: Shards, node: Node, ring_bytes: int = _RING_BYTES) -> None:
         self._shards = shards
-        table_bytes = _HEAD + _ENTRY.itemsize * shards.num_training_batches
+        num_batches = shards.num_training_batches + shards.num_evaluation_batches
+        table_bytes = _HEAD + _ENTRY.itemsize * num_batches
         self._memory = node.share(table_bytes + ring_bytes)
         if self._memory is None:
             return
@@ -173,15 +176,24 @@ class NodeLookups:
         Raises:
             ShardError: they cannot be read, or are damaged.
         """
+        return self._shared(number, partial(self._shards.training_lookups, number))
+
+    def read_evaluation(self, number: int) -> LookupsOfBatch:
+        """Return the lookups of a stored evaluation batch; raises as `read`."""
+        # Their numbers in the ring follow those of the training batches.
+        place = self._shards.num_training_batches + number
+        return self._shared(place, partial(self._shards.evaluation_lookups, number))
+
+    def _shared(self, number: int, read: Callable[[], LookupsOfBatch]) -> LookupsOfBatch:
         if self._memory is not None:
             # A rank that is stopped is named where the others wait for its messages, not here.
             with suppress(RankError), self._memory.locked():
                 found = self._find(number)
                 if found is None:
-                    found = self._shards.training_lookups(number)
+                    found = read()
                     self._keep(number, found)
                 return found
-        return self._shards.training_lookups(number)
+        return read()
 
     def _find(self, number: int) -> LookupsOfBatch | None:
         """Copy the lookups of a batch out of the ring; None where they are not there any more."""

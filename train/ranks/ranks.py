@@ -145,7 +145,7 @@ def raise_on_any_rank(ranks: Ranks) -> Iterator[None]:
     first = outcomes.index(_HAS_ERROR if _HAS_ERROR in outcomes else _LEFT_TO_OTHERS)
     if error is not None and first == ranks.rank:
         raise error
-    raise SaidElsewhereError(f"rank {first} cannot start") from error
+    raise SaidElsewhereError(f"rank {first} cannot go on") from error
 
 
 def sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) -> list[torch.Tensor]:

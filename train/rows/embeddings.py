@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..data.batch import Batch, EmbeddingTable
+from ..data.batch import Batch, EmbeddingTable, Lookups, LookupsOfBatch
 from ..metrics import Kind
 from .changed_rows import ChangedRows
 from .step_plan import GroupStep, PlannedStep, StepPlan, Transfer
@@ -47,7 +47,7 @@ _PART_BYTES = 8 * 2**20
 
 
 def batches_read_together(
-    numbers: Iterable[int], read: Callable[[int], Batch], filed: Sequence[tuple[TableGroup, FileTier]]
+    numbers: Iterable[int], read: Callable[[int], Lookups], filed: Sequence[tuple[TableGroup, FileTier]]
 ) -> Iterator[tuple[list[int], list[NDArray[np.int64]]]]:
     """Put evaluation batches together whose distinct cold rows fit in the memory kept for them.
 
@@ -58,10 +58,10 @@ def batches_read_together(
     together: list[int] = []
     wanted = [np.empty(0, np.int64) for _ in filed]
     for number in numbers:
-        batch = read(number)
+        lookups = read(number)
         own = []
         for group, slow in filed:
-            rows_U, _ = slow.layout.slots_of(group.read(batch).lookups)
+            rows_U, _ = slow.layout.slots_of(group.reader.by_row(group.reader.read(lookups)))
             own.append(rows_U[rows_U >= 0])
         joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
         # A batch that exceeds the memory alone is read alone.
@@ -111,10 +111,20 @@ class Embeddings:
         plans = [group.placement.plan_evaluation(is_stale=group.slow.is_stale) for group in self.groups]
         return self.step(number, batch, plans, [group.read(batch) for group in self.groups])
 
-    def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
+    def evaluation_steps(
+        self,
+        numbers: Iterable[int],
+        read: Callable[[int], Batch],
+        read_lookups: Callable[[int], LookupsOfBatch] | None = None,
+    ) -> Iterator[PlannedStep]:
         """Steps of evaluation batches in order; valid inside `rows_written_back`.
 
         Where cold rows are in a file, those of as many batches as memory has room for are read together.
+
+        Args:
+            numbers: of the batches, consecutive ones.
+            read: returns a batch.
+            read_lookups: returns the lookups of a batch, by which steps are planned; None: `read` does.
         """
         # Where all rows are in memory, batches need no groups.
         filed = [(group, group.slow) for group in self.groups if isinstance(group.slow, FileTier)]
@@ -124,7 +134,7 @@ class Embeddings:
             return
         try:
             # The rows of several batches are read once, before the first of them.
-            for together, wanted in batches_read_together(numbers, read, filed):
+            for together, wanted in batches_read_together(numbers, read_lookups or read, filed):
                 for (group, _), wanted_U in zip(filed, wanted, strict=True):
                     group.read_rows(wanted_U)
                 for number in together:

@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
-from ..data.batch import Batch, EmbeddingTable
-from ..ranks.ranks import TorchRanks, sent_to_first
+from ..data.batch import Batch, EmbeddingTable, LookupsOfBatch
+from ..ranks.ranks import TorchRanks, raise_on_any_rank, sent_to_first
 from ..rows.embeddings import Embeddings, RowsPart, RowsSource
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import GroupStep, PlannedStep, StepPlan
@@ -170,16 +170,20 @@ class RankRows(Embeddings):
                 for part in parts[number]:
                     _set_rows(part, chosen, self._rows.tables[number].embedding_dim)
 
-    def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
-        """Return this rank's evaluation steps, one of W; empty without a batch."""
+    def evaluation_steps(
+        self,
+        numbers: Iterable[int],
+        read: Callable[[int], Batch],
+        read_lookups: Callable[[int], LookupsOfBatch] | None = None,
+    ) -> Iterator[PlannedStep]:
+        """Return this rank's evaluation steps, one of W; those beyond the last batch are empty."""
         # One batch for each rank at a time: all take part in each step, as any may need their rows.
-        left = iter(numbers)
-        while group := list(islice(left, self._ranks.num_ranks)):
-            own = group[min(self._ranks.rank, len(group) - 1)]
-            batch = read(own)
-            if self._ranks.rank >= len(group):
-                batch = batch.cut(0, 0)
-            yield PlannedStep(own, batch, batch.num_samples, ())
+        for first in islice(numbers, 0, None, self._ranks.num_ranks):
+            number = first + self._ranks.rank
+            # What one rank cannot read ends all of them, before they wait for its rows.
+            with raise_on_any_rank(self._ranks):
+                batch = read(number)
+            yield PlannedStep(number, batch, batch.num_samples, ())
 
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
         """(B, F, D) embeddings of each embedding dimension, of a batch that is evaluated."""

@@ -122,10 +122,10 @@ def test_older_shards_of_another_number_of_batches_are_packed_again(shell: Shell
     retrained(shell)
 
 
-@follows("train/data/shards.py::Shards._refuse_stray Shards.evaluation_batch")
+@follows("train/data/shards.py::Shards._refuse_stray Shards.evaluation_samples")
 def test_stray_ids_and_lost_columns_are_packed_again(shell: Shell) -> None:
     shards = Shards.open(Path("data"))
-    shards._read = lambda *_: SimpleNamespace(is_hot_B=None)  # type: ignore[method-assign, assignment]
+    shards._read_part = lambda *_: SimpleNamespace(is_hot_B=None)  # type: ignore[method-assign, assignment]
     assert hint_of(lambda: shards.evaluation_batch(0)).startswith("`rm -r data/shards && hotset pack data`")
 
     def stray(columns: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.resealed import set_in_manifest
 from hotset.tests.support.shard_factory import ShardSpec, training_samples, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
-from hotset.train.data.batch import Batch
+from hotset.train.data.batch import Batch, LookupsOfBatch
 from hotset.train.data.shards import EvaluationPart, Part, Shards, with_hot_bytes
 
 PARTS: tuple[Part, ...] = ("validation", "test")
@@ -92,30 +92,24 @@ def test_each_part_is_cut_as_a_log_of_its_samples_alone(
             assert [samples_of(other.batch(number)) for number in reversed(part.numbers)] == found[::-1]
 
 
-def test_each_stored_batch_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookups_of_each_stored_batch_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", num_validation=40))
     read: list[int] = []
-    stored = shards.evaluation_batch
 
-    def reading(number: int) -> Batch:
+    def reading(number: int) -> LookupsOfBatch:
         read.append(number)
         return stored(number)
 
-    monkeypatch.setattr(shards, "evaluation_batch", reading)
-    part = EvaluationPart(shards, "test")
-    assert [part.batch(number).num_samples for number in part.numbers] == [32, 18]
+    stored = shards.evaluation_lookups
+    part = EvaluationPart(shards, "test", read_lookups=reading)
+    assert [part.batch(number).num_samples for number in (*part.numbers, 2)] == [32, 18, 0]
     assert read == [1, 2]
-    # A rank of two reads both batches to plan its step, and both to score them.
+    # A rank of two reads those of both batches to plan its step, and then its batch.
     monkeypatch.setattr(shards, "num_validation_samples", 20)
-    part = EvaluationPart(shards, "test", num_ranks=2)
-    assert [part.batch(number).num_samples for number in (0, 1, 0, 1)] == [32] * 4
-    assert read == [1, 2, 0, 1, 2]
-
-
-def test_a_part_of_whole_stored_batches_is_handed_out_without_a_copy(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", num_validation=64))
-    part = EvaluationPart(shards, "validation")
-    assert part.batch(1) is part.batch(1)
+    part = EvaluationPart(shards, "test", num_ranks=2, read_lookups=reading)
+    assert [part.lookups(number).num_samples for number in range(4)] == [32, 32, 6, 0]
+    assert part.batch(1).num_samples == 32
+    assert read[2:] == [0, 1, 2]
 
 
 SPEC = ShardSpec()

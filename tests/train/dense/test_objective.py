@@ -29,6 +29,7 @@ from hotset.train.dense.kernels import logistic_loss
 from hotset.train.dense.objective import Objective, Targets
 from hotset.train.evaluate import Predictor
 from hotset.train.loop import Trainer, run_steps
+from hotset.train.metrics import Quality
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.layers import DenseModel
@@ -277,19 +278,19 @@ def test_ranks_end_with_equal_bits_and_scores(shards: Shards) -> None:
     alone = build_trainer(shards, config)
     run_steps(alone, lambda *_: None)
     wanted = {name: alone.weights()[name] for name in alone.weights()}
-    wanted_logits = [logits.copy() for _, logits in alone.predictor.logits()]
+    score = alone.predictor.score()
+    assert score.labels is not None and score.total_weight
 
-    def train(ranks: Ranks) -> tuple[dict[str, torch.Tensor], list[NDArray[np.float32]]]:
+    def train(ranks: Ranks) -> tuple[dict[str, torch.Tensor], Quality]:
         trainer = build_trainer(shards, config, ranks=ranks)
         run_steps(trainer, lambda *_: None)
         weights = trainer.weights()
         dense = {name: weights[name] for name in weights if name.startswith("dense.")}
-        return dense, [logits.copy() for _, logits in trainer.predictor.logits()]
+        return dense, trainer.predictor.score()
 
-    for dense, logits in run_thread_ranks(2, train):
+    for dense, found in run_thread_ranks(2, train):
         assert dense and all(torch.equal(tensor, wanted[name]) for name, tensor in dense.items())
-        assert len(logits) == len(wanted_logits) > 1
-        assert all(np.array_equal(*pair) for pair in zip(logits, wanted_logits, strict=True))
+        assert found == score
 
 
 @pytest.mark.parametrize("placement", [each["placement"] for each in PLACEMENTS[:2] + PLACEMENTS[4:]])

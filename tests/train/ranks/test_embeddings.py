@@ -13,15 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from hotset.pipeline.errors import HotsetError, ShardError
 from hotset.stats.codecs import codec_of
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import build_ranks
 from hotset.train.build import build_trainer
 from hotset.train.config import ChosenExchange, TrainConfig
-from hotset.train.data.batch import MicroBatches
+from hotset.train.data.batch import Batch, MicroBatches
 from hotset.train.data.shards import Part, Shards
 from hotset.train.loop import run_steps
+from hotset.train.metrics import Quality
 from hotset.train.ranks import embeddings as ranked_embeddings
 from hotset.train.ranks import messages
 from hotset.train.ranks.exchange import HeldRows
@@ -240,23 +242,53 @@ def test_ranks_predict_both_parts_with_the_bits_of_one_process(tmp_path: Path) -
     spec = replace(SPEC, num_evaluation=90, num_validation=33, multi_hot=(2,))
     shards = Shards.open(write_shards(tmp_path / "shards", spec))
 
-    def logits(ranks: Ranks) -> dict[Part, list[tuple[int, bytes, bytes]]]:
+    def logits(ranks: Ranks) -> tuple[dict[Part, list[tuple[int, bytes, bytes]]], Quality]:
         torch.set_num_threads(1)
         config = TrainConfig(threads=1, micro_batches=4, placement="lookahead")
         predictor = build_trainer(shards, config, ranks=ranks).predictor
+        # Scores of the first samples end within a round.
+        first = predictor.score(30)
         return {
             part: [
                 (batch.num_samples, batch.label_B.numpy().tobytes(), logit_B.tobytes())
                 for batch, logit_B in predictor.logits(part)
             ]
             for part in ("validation", "test")
-        }
+        }, first
 
-    wanted = logits(OneRank())
+    wanted, first = logits(OneRank())
+    assert first.num_samples == 30
     assert [num_samples for num_samples, _, _ in wanted["validation"]] == [20, 13]
     assert [num_samples for num_samples, _, _ in wanted["test"]] == [20, 20, 17]
     for num_ranks in (2, 4):
-        assert run_thread_ranks(num_ranks, logits, 20) == [wanted] * num_ranks
+        found = run_thread_ranks(num_ranks, logits, 20)
+        assert all(each == first for _, each in found)
+        for part, batches in wanted.items():
+            # One batch of each rank in turn.
+            rounds = zip(*(each[part] for each, _ in found), strict=True)
+            own = [batch for each in rounds for batch in each]
+            assert own == batches + [(0, b"", b"")] * (-len(batches) % num_ranks)
+
+
+def test_an_evaluation_batch_that_one_rank_cannot_read_is_an_error_of_all(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation_samples = Shards.evaluation_samples
+
+    def read(shards: Shards, number: int, *others: Any) -> Batch:
+        if number == 1:
+            raise ShardError("damaged")
+        return evaluation_samples(shards, number, *others)
+
+    monkeypatch.setattr(Shards, "evaluation_samples", read)
+
+    def work(ranks: Ranks) -> str:
+        predictor = build_trainer(shards, TrainConfig(threads=1, micro_batches=2), ranks=ranks).predictor
+        with pytest.raises(HotsetError) as refused:
+            predictor.score()
+        return str(refused.value)
+
+    assert run_thread_ranks(2, work) == ["rank 1 cannot go on", "damaged"]
 
 
 def test_ranks_with_other_owners_are_refused(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:

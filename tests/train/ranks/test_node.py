@@ -19,9 +19,12 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.batch_checksums import BLOCK_SAMPLES
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
+from hotset.train.build import build_trainer
+from hotset.train.config import TrainConfig
 from hotset.train.data.batch import LookupsOfBatch, MicroBatches, OwnBatch
 from hotset.train.data.shard_file import ShardFile, UnchangedFile
 from hotset.train.data.shards import Shards
+from hotset.train.metrics import RunQuality
 from hotset.train.ranks import node as node_module
 from hotset.train.ranks.exchange import choose_owners
 from hotset.train.ranks.node import Node, NodeLookups, OwnBatches, SharedMemory
@@ -227,7 +230,7 @@ def test_a_batch_that_one_rank_cannot_count_is_an_error_of_all(
             choose_owners(Shards.open(folder), [0, 1, 2], 2, 2, node)
         return str(refused.value)
 
-    wanted = [f"rank {damaged} cannot start"] * 2
+    wanted = [f"rank {damaged} cannot go on"] * 2
     wanted[damaged] = "damaged"
     assert run_thread_ranks(2, work) == wanted
 
@@ -296,6 +299,35 @@ def test_a_rank_reads_its_own_samples(
         assert each["samples"] <= 1.05 / num_ranks * training
     # The lookups once for all of them, and so every byte of the batches is read once on the machine.
     assert sum(each["lookups"] for each in found) == IDS_BYTES * num_samples
+
+
+@pytest.mark.parametrize(("num_ranks", "num_validation"), [(2, 0), (4, 2000)])
+def test_a_rank_reads_its_own_evaluation_batches(
+    num_ranks: int, num_validation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "shards"
+    drawn = DrawnShards(num_tables=3, rows_of_table=9, skew=1.0, num_batches=1, num_evaluation=8 * 2048)
+    drawn.write(folder)
+    counted = BytesRead(monkeypatch)
+
+    def work(ranks: Ranks) -> RunQuality:
+        shards = Shards.open(folder)
+        shards.num_validation_samples = num_validation
+        config = TrainConfig(threads=1, micro_batches=4, model="small", placement="all-fast")
+        predictor = build_trainer(shards, config, ranks=ranks).predictor
+        counted.counts().clear()
+        return predictor.score_run()
+
+    wanted = work(OneRank())
+    found = run_thread_ranks(num_ranks, lambda ranks: (work(ranks), ranks.rank, counted.counts()))
+    for quality, rank, each in found:
+        assert quality == wanted
+        # The part that the validation ends in the middle of a block: two blocks more of each batch at most.
+        num_batches = 8 // num_ranks + (num_validation > 0 and rank == 0)
+        most = num_batches * 2048 if not num_validation else num_batches * (2048 + 2 * BLOCK_SAMPLES)
+        assert 0 < each["samples"] <= most * (ROW_BYTES + 1)
+    # The lookups once for all of them.
+    assert sum(each["lookups"] for _, _, each in found) == 3 * 4 * 8 * 2048
 
 
 @pytest.mark.parametrize(("batch_size", "num_ranks", "num_shares"), [(1000, 3, 3), (1000, 5, 5), (300, 2, 4)])
