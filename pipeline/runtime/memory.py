@@ -180,17 +180,22 @@ def check_cap(stage: str, resources: Resources, needed_bytes: int, *, here: bool
 def check_caps(resources: Resources, least_caps: Mapping[str, int]) -> None:
     """Raise MemoryCapError where one of the stages cannot keep within the memory cap, if there is one.
 
-    The error names the stage that needs the most, so the cap in its hint does for all of them.
+    The error names the stage that needs the most, so the cap in its hint does for all of them. An imagined
+    machine has no more memory than it is said to have.
     """
     stage, largest = max(least_caps.items(), key=lambda need: need[1])
-    if resources.memory_bytes is None or resources.memory_bytes >= largest:
+    option, cap = "--memory", resources.memory_bytes
+    machine = imagined_node()
+    if machine is not None and (cap is None or machine.memory_bytes < cap):
+        option, cap = "--node-memory", machine.memory_bytes
+    if cap is None or cap >= largest:
         return
     # Rounded up to whole mebibytes, so that the cap in the hint is accepted.
     enough = -(-largest // MIB)
     way_out = _WAYS_OUT.get(stage, "fewer --workers need less")
     error = MemoryCapError(
-        f"{stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
-        hint=f"--memory {enough}MiB would do; {way_out}",
+        f"{stage} cannot stay within {format_byte_size(cap)} of memory",
+        hint=f"{option} {enough}MiB would do; {way_out}",
     )
     error.least_bytes = largest
     raise error

@@ -395,6 +395,14 @@ def test_machines_to_plan_for_need_a_dry_run(
     }.items():
         assert main([*words[:4], "--dry-run", *wrong]) == 1
         assert error in capsys.readouterr().err
+    # Two processes of a machine, and the one that starts them, do not fit.
+    words = [*words[:4], "--dry-run", "--nodes", "2", "--workers", "4", "--node-memory"]
+    assert main([*words, "300MiB"]) == 1
+    found = re.search(
+        r"cannot stay within 300 MiB of memory\nhint: --node-memory (\d+)MiB", capsys.readouterr().err
+    )
+    assert found is not None and int(found[1]) > 480
+    assert (main([*words, f"{int(found[1]) - 1}MiB"]), main([*words, f"{found[1]}MiB"])) == (1, 0)
     assert not (tmp_path / "dir").exists()
 
 
