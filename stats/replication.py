@@ -37,6 +37,7 @@ Shapes: S steps, T tables, W ranks, N lookups, K rows of a table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -180,6 +181,12 @@ class Network:
     """Bytes that leave a device in an all-reduce."""
     exchange_seconds: float = 0.0
     """Time of the messages of a mixed step apart from their bytes; 0 compares bytes alone."""
+
+    def __post_init__(self) -> None:
+        speeds = (self.all_to_all_bytes_per_second, self.all_reduce_bytes_per_second)
+        # Rows that cost nothing would be added without end.
+        if not all(0 < each < math.inf for each in speeds) or not 0 <= self.exchange_seconds < math.inf:
+            raise ValueError(f"want finite speeds above 0 and seconds of 0 or more, got {self}")
 
 
 @dataclass(frozen=True, slots=True)

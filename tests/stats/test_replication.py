@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise, product
 
@@ -241,3 +242,9 @@ def test_hot_only_steps_are_worth_it_where_messages_are_slow() -> None:
 def test_memory_is_that_of_replicas_and_of_an_equal_part() -> None:
     tables = [TableSize(10, 4, 32), TableSize(3, 4, 32)]
     assert memory_of(tables, [2, 3], 4) == 5 * 32 + 8 * 32 // 4
+
+
+@pytest.mark.parametrize("speeds", [(1.0, math.inf), (math.nan, 1.0), (1.0, 0.0), (1.0, 1.0, math.inf)])
+def test_speeds_that_no_network_has_are_refused(speeds: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="want finite speeds above 0"):
+        Network(*speeds)
