@@ -83,7 +83,31 @@ class Trainer:
     unlogged_samples: int = 0
     """Samples that those losses cover."""
     fault: ShardError | None = None
-    """What is wrong with the shards of the next step, where this is one of several ranks."""
+    """What is wrong with the shards of the next steps, where this is one of several ranks."""
+    num_agreed: int = 1
+    """Next steps whose shards all ranks can read, or none of them takes another step."""
+    whole_losses: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Adds the losses of all ranks, where each has those of its own samples; every rank calls it."""
+    ahead: BackgroundIterator[PlannedStep] | None = None
+    """The steps after the current one, where another thread reads them for one of several ranks."""
+
+    def step_losses(self) -> torch.Tensor:
+        """Return the loss sum of each of `losses`, of all ranks, once it is computed."""
+        self.runner.synchronize()
+        losses = torch.stack(self.losses)
+        if self.whole_losses is not None:
+            losses = self.whole_losses(losses)
+            self.set_losses(losses)
+        return losses
+
+    def set_losses(self, losses: torch.Tensor) -> None:
+        """Set `losses` to those of all ranks, which are added up again later: the first rank has them."""
+        is_counted = self.whole_losses is None or self.ranks.rank == 0
+        self.losses = list(losses if is_counted else torch.zeros_like(losses))
+
+    def peek(self, place: int) -> PlannedStep | None:
+        """Return a step after the current one, 0 for the next; None where there is none, or nobody knows."""
+        return None if self.ahead is None else self.ahead.peek(place)
 
     def weights(self) -> Weights:
         """Return dense layers and tables by name, copied to the host on access."""
@@ -107,6 +131,8 @@ def train_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
     embeddings, meter = trainer.embeddings, trainer.meter
     num_planned = num_planned_steps(trainer.config, trainer.shards)
     with closing(embeddings.transfers), closing(read_ahead(trainer)) as steps:
+        if trainer.ranks.num_ranks > 1 and isinstance(steps, BackgroundIterator):
+            trainer.ahead = steps
         for step in steps:
             meter.enter("hot_only" if step.batch.is_hot_only else "mixed")
             trainer.batch_numbers.append(step.number)
@@ -118,8 +144,8 @@ def train_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
             trainer.num_samples += step.num_samples
             trainer.unlogged_samples += step.num_samples
             # A shard that one rank cannot read must stop all of them after the same step.
-            if trainer.ranks.num_ranks > 1 and isinstance(steps, BackgroundIterator):
-                fault = steps.fault()
+            if trainer.ahead is not None:
+                fault = trainer.ahead.fault(trainer.num_agreed)
                 trainer.fault = fault if isinstance(fault, ShardError) else None
             yield step.batch, loss_sum
             # After the last planned step the source ends by itself, once staged rows are written back.

@@ -93,8 +93,9 @@ class RunLog:
         """Note the loss of a step, and do what is due after it."""
         trainer = self._trainer
         trainer.losses.append(loss_sum)
-        # A loss on the host can be looked at without waiting for a device.
+        # A loss on the host can be looked at without waiting for a device, or for other ranks.
         is_on_host = trainer.runner.is_synchronous and loss_sum.device.type == "cpu"
+        is_on_host &= trainer.whole_losses is None
         if is_on_host and not math.isfinite(float(loss_sum)):
             self.refuse_divergence(f"the training loss is {float(loss_sum)} at step {trainer.step}")
         # First the log, then the evaluation, then the checkpoint: each contains what came before it.
@@ -222,8 +223,7 @@ class RunLog:
         if not trainer.losses:
             return
         # The only copy of losses from the device, so that steps in between do not wait for it.
-        trainer.runner.synchronize()
-        mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.unlogged_samples
+        mean_loss = float(trainer.step_losses().sum()) / trainer.unlogged_samples
         if not math.isfinite(mean_loss):
             self._refuse_bad_losses()
         self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
@@ -248,8 +248,7 @@ class RunLog:
         trainer = self._trainer
         if not trainer.losses:
             return
-        trainer.runner.synchronize()
-        losses = torch.stack(trainer.losses).tolist()
+        losses = trainer.step_losses().tolist()
         for step, loss in enumerate(losses, trainer.step - len(losses) + 1):
             if not math.isfinite(loss):
                 self.refuse_divergence(f"the training loss is {loss} at step {step}")

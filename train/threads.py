@@ -138,8 +138,8 @@ class BackgroundIterator(Generic[Item]):
         for _ in range(max(depth, 1)):
             self._places.put(None)
         self._error: BaseException | None = None
-        self._next: tuple[Item] | tuple[()] | None = None
-        """What `fault` has taken from the queue."""
+        self._peeked: deque[tuple[Item] | tuple[()]] = deque()
+        """What `peek` has taken from the queue."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
@@ -147,8 +147,7 @@ class BackgroundIterator(Generic[Item]):
         self._thread.start()
         num_taken = 0
         while True:
-            taken = self._queue.get() if self._next is None else self._next
-            self._next = None
+            taken = self._peeked.popleft() if self._peeked else self._queue.get()
             if not taken:
                 # Set before the end was queued.
                 if self._error is not None:
@@ -161,11 +160,18 @@ class BackgroundIterator(Generic[Item]):
                     self._places.put(None)
             yield taken[0]
 
-    def fault(self) -> BaseException | None:
-        """Wait for the next item; return the exception that the caller's next step would raise instead."""
-        if self._next is None:
-            self._next = self._queue.get()
-        return None if self._next else self._error
+    def peek(self, place: int) -> Item | None:
+        """Wait for the next item but ``place``, which stays where it is; None: the items end before."""
+        while len(self._peeked) <= place:
+            if self._peeked and not self._peeked[-1]:
+                return None
+            self._peeked.append(self._queue.get())
+        taken = self._peeked[place]
+        return taken[0] if taken else None
+
+    def fault(self, num_items: int = 1) -> BaseException | None:
+        """Wait for the next items; return the exception that comes instead of one of them."""
+        return self._error if self.peek(num_items - 1) is None else None
 
     def close(self) -> None:
         """Stop the thread at its next item."""

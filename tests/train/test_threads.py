@@ -59,6 +59,8 @@ def test_an_error_arrives_after_what_is_in_the_queue() -> None:
     used.set()
     ahead._thread.join()
     assert ahead.fault() is None
+    assert (ahead.peek(0), ahead.peek(1), ahead.peek(2)) == (1, None, None)
+    assert isinstance(ahead.fault(2), OSError)
     assert next(steps) == 1
     assert isinstance(ahead.fault(), OSError)
     with pytest.raises(OSError, match="no more"):

@@ -115,9 +115,7 @@ def capture(
     tensors = dense_state(trainer.model, trainer.dense_optimizers)
     tensors[BATCHES] = torch.tensor(trainer.batch_numbers, dtype=torch.int32, device="cpu")
     tensors[_LOSSES] = (
-        torch.stack(trainer.losses).cpu()
-        if trainer.losses
-        else torch.zeros(0, dtype=torch.float32, device="cpu")
+        trainer.step_losses().cpu() if trainer.losses else torch.zeros(0, dtype=torch.float32, device="cpu")
     )
     others: dict[str, dict[str, Any]] = {name: {} for name in states}
     for name, state_of in states.items():
@@ -171,7 +169,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.unlogged_samples = state.unlogged_samples
     trainer.batch_numbers = tensors[BATCHES].tolist()
     # Losses since the last line of the log, which the next line averages.
-    trainer.losses = list(tensors[_LOSSES].to(trainer.meter.device))
+    trainer.set_losses(tensors[_LOSSES].to(trainer.meter.device))
     trainer.meter.restore(state.seconds, state.bytes_to_fast, state.bytes_to_slow)
     names = [table.name for table in trainer.shards.tables]
     trainer.embeddings.restore_counts([state.rows_by_table.get(name, {}) for name in names])

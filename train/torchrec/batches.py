@@ -178,8 +178,9 @@ class GroupLookups:
     cold_tables: tuple[str, ...] = ()
     """Names of the tables with sharded rows."""
 
+    @property
     def keyed_jagged(self) -> Any:
-        """Return the distinct rows as a KeyedJaggedTensor of one sample, for an EmbeddingCollection."""
+        """The distinct rows as a KeyedJaggedTensor of one sample, for an EmbeddingCollection."""
         from torchrec import KeyedJaggedTensor
 
         return KeyedJaggedTensor(list(self.cold_tables), self.cold_ids_C, lengths=self.cold_lengths_T)

@@ -80,7 +80,7 @@ class HotColdEmbeddings(nn.Module):
             cold = None
             # All ranks know the kind of the batch, so all of them call the collection, or none.
             if dim in self.cold and not batch.is_hot_only:
-                vectors = self.cold[dim](group.keyed_jagged())
+                vectors = self.cold[dim](group.keyed_jagged)
                 cold = torch.cat([vectors[name].values() for name in group.cold_tables])
             found.append(_pool(group, (len(of_dim.features), batch.num_samples), hot, cold))
         return found

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -40,16 +40,16 @@ from ..metrics import Answers, Meter
 from ..model.choose_model import choose_model
 from ..model.layers import DenseModel, drawing
 from ..model.shapes import ModelInputs
-from ..optimizing import DenseUpdate, StepRates, Stopping
+from ..optimizing import DenseUpdate, Stopping
 from ..placements.step_source import StepSource
 from ..ranks.ranks import Ranks, TorchRanks, check_equal_settings
 from ..rows.optimizers import RowOptimizer
-from ..rows.step_plan import PlannedStep
 from ..threads import WorkThreads
 from .batches import RankBatch, ReplicatedRows, part_of_rank, rank_batch
 from .embeddings import HotColdEmbeddings, ReplicatedOptimizer
 from .rank_rows import RankRows
 from .sharding import choose_num_replicated, codecs_of, plan_sharding, row_uses
+from .steps import STEPS_AGREED_ON, StepOptimizers, TorchRecSteps
 
 if TYPE_CHECKING:
     from ...stats.replication import RowUses
@@ -107,68 +107,6 @@ class RankModel(nn.Module):
 def _with_sample(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with one more sample, of ones: a module that divides by a norm finds none of zero."""
     return torch.cat([tensor, tensor.new_ones(1, *tensor.shape[1:])])
-
-
-class TorchRecSteps:
-    """Runs the steps of one rank.
-
-    Args:
-        model: `RankModel`, sharded.
-        batch_size: nominal samples of a batch of all ranks.
-    """
-
-    prepare = moves = None
-
-    def __init__(
-        self,
-        model: Any,
-        hot: ReplicatedOptimizer,
-        dense_optimizers: Sequence[torch.optim.Optimizer],
-        update: DenseUpdate,
-        ranks: TorchRanks,
-        device: torch.device,
-        batch_size: int,
-    ) -> None:
-        self.is_synchronous = device.type == "cpu"
-        self._model = model
-        self._hot = hot
-        self._dense_optimizers = tuple(dense_optimizers)
-        self._update = update
-        self._ranks = ranks
-        self._device = device
-        self._scale = ranks.num_ranks / batch_size
-
-    def train(self, step: PlannedStep, number: int, rates: StepRates) -> torch.Tensor:
-        """Run a step; return the loss of all ranks' samples, summed."""
-        rank, world_size = self._ranks.rank, self._ranks.num_ranks
-        batch: Any = step.batch
-        with self._ranks.lost_ranks():
-            set_rate(self._model, rates.rows)
-            self._hot.zero_grad()
-            for optimizer in self._dense_optimizers:
-                optimizer.zero_grad(set_to_none=True)
-            loss_sum = self._model(batch.to(self._device, non_blocking=True), number, rank, world_size)
-            # The backward pass averages gradients over the ranks, and steps the sharded rows.
-            (loss_sum * self._scale).backward()
-            self._update.prepare(rates.dense)
-            for optimizer in self._dense_optimizers:
-                optimizer.step()
-            self._hot.step(rates.rows)
-            total: torch.Tensor = loss_sum.detach().double()
-            dist.all_reduce(total)
-        return total
-
-    def synchronize(self) -> None:
-        """Return once all steps are done."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-
-def set_rate(model: Any, rate: float) -> None:
-    """Set the learning rate of the sharded rows from the next backward pass on."""
-    for group in model.fused_optimizer.param_groups:
-        group["lr"] = rate
-    model.fused_optimizer.zero_grad()
 
 
 def build_torchrec_trainer(
@@ -230,7 +168,10 @@ def build_torchrec_trainer(
     meter = Meter(device)
     predictor = _build_predictor(shards, config, dense, embeddings, meter, answers, objective, ranks)
     stopping = Stopping(config.recipe)
-    return Trainer(
+    optimizers = StepOptimizers(model, hot, dense_optimizers, update)
+    steps = TorchRecSteps(model, optimizers, ranks, device, shards.batch_size, partial(_is_last, config))
+    embeddings.before_evaluation = steps.pause
+    trainer = Trainer(
         config,
         shards,
         dense,
@@ -239,7 +180,7 @@ def build_torchrec_trainer(
         # FAE's rule for rows, but not its order of batches.
         build_order(shards, replace(config, placement="all-fast"), order, predictor, start),
         _build_step_source(shards, rows, embeddings, ranks, device),
-        TorchRecSteps(model, hot, dense_optimizers, update, ranks, device, shards.batch_size),
+        steps,
         build_rates(shards, config, stopping),
         stopping,
         predictor,
@@ -247,7 +188,17 @@ def build_torchrec_trainer(
         WorkThreads(num_threads(config.threads)),
         ranks=ranks,
         resumables={"stopping": stopping},
+        num_agreed=STEPS_AGREED_ON,
+        whole_losses=steps.whole_losses,
     )
+    steps.peek = trainer.peek
+    return trainer
+
+
+def _is_last(config: TrainConfig, number: int) -> bool:
+    """Return whether an evaluation or the end comes after the step of this number, as far as is known."""
+    every = config.evaluate_every
+    return number == config.recipe.max_steps or (isinstance(every, int) and number % every == 0)
 
 
 def _build_layers(

@@ -91,6 +91,8 @@ class RankRows(Embeddings):
         self._optimizer = optimizer
         self._ranks = ranks
         self._device = device
+        self.before_evaluation: Callable[[], None] = lambda: None
+        """Called before the sharded tables are read outside a step."""
 
     @property
     def _module(self) -> HotColdEmbeddings:
@@ -177,6 +179,7 @@ class RankRows(Embeddings):
         read_lookups: Callable[[int], LookupsOfBatch] | None = None,
     ) -> Iterator[PlannedStep]:
         """Return this rank's evaluation steps, one of W; those beyond the last batch are empty."""
+        self.before_evaluation()
         # One batch for each rank at a time: all take part in each step, as any may need their rows.
         for first in islice(numbers, 0, None, self._ranks.num_ranks):
             number = first + self._ranks.rank

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hotset.pipeline.errors import ShardError
 from hotset.tests.support.processes.made_up_tensorboard import STUB
 from hotset.train import run
 from hotset.train.config import CheckpointSettings, TrainConfig
@@ -34,7 +35,8 @@ from hotset.workflows.bench.harness import free_port
 
 Case = dict[str, Any]
 """``shards``, ``out``, ``config``; and perhaps ``num_replicated``, ``fault``, ``init_from``; ``every``, the
-steps between checkpoints; and ``dies_after``, the step after which the last rank dies."""
+steps between checkpoints; ``is_plain``, for steps without a pipeline; and ``dies_after``, the step after
+which the last rank dies."""
 
 
 class RankPool:
@@ -151,10 +153,18 @@ def _other_kind(batch: Any) -> Any:
     return replace(batch, is_hot_only=os.environ["RANK"] == "1")
 
 
+def _unreadable(batch: Any) -> Any:
+    """A batch in the middle of a run of mixed ones that the second rank cannot read."""
+    if os.environ["RANK"] == "1" and batch.number == 20:
+        raise ShardError("batch 20 is damaged")
+    return batch
+
+
 FAULTS: dict[str, Callable[[Any], Any]] = {
     "wrong offset of cold ids": _shifted_ids,
     "inverse off by one": _shifted_places,
     "cold part forgotten": _without_cold,
+    "batch that one rank cannot read": _unreadable,
     "kinds differ between ranks": _other_kind,
 }
 
@@ -165,7 +175,7 @@ def _train(case: Case) -> None:
 
     own: Any = engine
     original = own.choose_num_replicated, own.rank_batch, own.TorchRecSteps.train
-    seen: list[tuple[bool, dict[str, int]]] = []
+    seen: list[tuple[bool, dict[str, int], int]] = []
     lookups: Any = importlib.import_module("torchrec.distributed.embedding_lookup").GroupedEmbeddingsLookup
     purge = lookups.purge
     num_purges = 0
@@ -176,9 +186,12 @@ def _train(case: Case) -> None:
         purge(self)
 
     def train(self: Any, step: Any, number: int, rates: Any) -> torch.Tensor:
+        if case.get("is_plain"):
+            self._pipeline = None
         with Spy() as spy:
             loss: torch.Tensor = original[2](self, step, number, rates)
-        seen.append((step.batch.is_hot_only, dict(spy.calls)))
+        num_left = 0 if self._pipeline is None else len(self._pipeline.batches)
+        seen.append((step.batch.is_hot_only, dict(spy.calls), num_left))
         return loss
 
     try:

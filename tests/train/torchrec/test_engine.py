@@ -1,7 +1,7 @@
 """Runs on TorchRec equal those of hotset's own engine, on any number of ranks, with and without replicas.
 
-The real library trains here, without a GPU, on gloo ranks in other processes. Also `embeddings` and
-`rank_rows`, which such runs are made of.
+The real library trains here, without a GPU, on gloo ranks in other processes. Also `embeddings`,
+`rank_rows` and `steps`, which such runs are made of.
 """
 
 from __future__ import annotations
@@ -150,11 +150,42 @@ def test_runs_equal_those_of_hotset(folder: Path, rank_pool: RankPool, num_ranks
     for (name, _), case in zip(names, cases, strict=True):
         check_equal(folder / f"{name}-hotset", Path(case["out"]), RUNS[name][2])
         seen = json.loads(Path(f"{case['out']}.seen.json").read_text())
-        is_split = any(is_hot_only for is_hot_only, _ in seen)
+        is_split = any(is_hot_only for is_hot_only, *_ in seen)
         assert is_split == (0 not in case["num_replicated"] or name != "sgd")
         # In hot-only steps nobody calls the sharded tables.
-        for is_hot_only, counts in seen:
+        for is_hot_only, counts, _ in seen:
             assert ("alltoall_base" in counts) == (not is_hot_only and num_ranks > 1), counts
+
+
+@needs_torchrec
+@pytest.mark.slow
+def test_the_pipeline_changes_no_bit(tmp_path: Path, rank_pool: RankPool) -> None:
+    spec = replace(LOGS["lists"], num_hot_only=192, num_mixed=770, num_evaluation=200)
+    shards = write_shards(tmp_path / "shards", spec)
+    num_replicated = [table.num_hot for table in Shards.open(shards).tables]
+    config = RUNS["lists by sgd"][1] | {"evaluate_every": 7, "max_steps": 15, "log_every": 4}
+    piped: Case = {"shards": shards, "num_replicated": num_replicated, "config": config, "every": 3}
+    # The clock interrupts each step, when the next batch is on its way.
+    clocked = piped | {"config": config | {"evaluate_every": "0.0001s"}}
+    cases = {"piped": piped, "clocked": clocked, "plain": piped | {"is_plain": True}}
+    runs = [case | {"out": tmp_path / name} for name, case in cases.items()]
+    assert rank_pool.run(2, runs) == ["", ""]
+    for name in ("piped", "clocked"):
+        found, wanted = ((tmp_path / each / "weights.safetensors").read_bytes() for each in (name, "plain"))
+        assert found == wanted
+        assert losses_of(tmp_path / name) == losses_of(tmp_path / "plain")
+    piped_steps, plain_steps = (
+        json.loads((tmp_path / f"{name}.seen.json").read_text()) for name in ("piped", "plain")
+    )
+    assert not any(num_left for *_, num_left in plain_steps)
+    kinds = [is_hot_only for is_hot_only, *_ in piped_steps]
+    lengths = []
+    for step, (is_hot_only, _, num_left) in enumerate(piped_steps):
+        # Runs end before a hot-only step and an evaluation; no rank knows that all can read the second batch.
+        left = 0 if step == 0 or is_hot_only else [*kinds[step + 1 : step // 7 * 7 + 7], True].index(True)
+        assert num_left == min(2, left), step
+        lengths.append(left)
+    assert max(lengths) > 2 and any(kinds)
 
 
 @needs_torchrec
@@ -248,11 +279,16 @@ def test_batch_normalization_needs_one_rank() -> None:
 @needs_torchrec
 @pytest.mark.slow
 def test_planted_faults_are_found(folder: Path, rank_pool: RankPool) -> None:
-    *wrong, hanging = [case_of(folder, "sgd", "split", 2, fault=fault) for fault in FAULTS]
+    *wrong, unread, hanging = [case_of(folder, "sgd", "split", 2, fault=fault) for fault in FAULTS]
     assert rank_pool.run(2, wrong) == ["", ""]
     for case in wrong:
         with pytest.raises(AssertionError):
             check_equal(folder / "sgd-hotset", Path(case["out"]), 1e-5)
+    # The ranks agree before its ids are exchanged ahead.
+    unread["num_replicated"] = [0] * len(unread["num_replicated"])
+    errors = rank_pool.run(2, [unread], timeout=5)
+    assert "ShardsElsewhereError: another rank names a shard" in errors[0]
+    assert "ShardError: batch 20 is damaged" in errors[1]
     assert hanging["fault"] == "kinds differ between ranks"
     errors = rank_pool.run(2, [hanging], timeout=5)
     assert all("lost another rank" in each or "lost rank" in each for each in errors), errors
