@@ -271,14 +271,7 @@ def prepare_run(
     if options.slow_dir is not None:
         refuse_missing_folder(options.slow_dir)
     # The shards first: what the settings leave open follows from them.
-    opened = Shards.open(shards)
-    optimizer = config.row_optimizer(opened.embedding_optimizer)
-    opened = with_hot_bytes(opened, config.tagging_hot_bytes, optimizer)
-    is_hashed = opened.verify(is_first=options.verify)
-    whole, opened = opened, with_options(opened, config)
-    if config.last_batch != "keep":
-        _report_last_batch(whole, opened, config.last_batch)
-    _warn_of_large_values(opened, config.seed)
+    opened, is_hashed = _open_shards(shards, config, is_first=options.verify)
     threads = set_threads(config.threads)
     replay = options.replay
     # A batch order that was changed since would be replayed as if it were the run's.
@@ -293,30 +286,15 @@ def prepare_run(
     config = resolve(opened, config, ranks.num_ranks)
     if ranks.rank == 0:
         warn_of_idle(chain(idle_settings(opened, config, asked), _idle_options(config, options)))
-    description = describe(
-        opened,
-        config,
-        threads,
-        is_replay=replay is not None,
-        predicts=predicts(config.loss, options.loss_source),
-    )
-    num_steps = config.epochs * opened.num_training_batches
-    exchange, leaves_codecs_open = _choose_codecs(config, options.exchange, num_steps, ranks, recorded)
+    predicted = predicts(config.loss, options.loss_source)
+    description = describe(opened, config, threads, is_replay=replay is not None, predicts=predicted)
+    exchange, leaves_codecs_open = _choose_codecs(config, opened, options.exchange, ranks, recorded)
     description |= coding_of(exchange, ranks)
-    # Weights to start from are checked against the shards, and become part of what decides the bits.
-    source = None
-    if options.init_from is not None:
-        chosen = config.optimizers(opened.embedding_optimizer)
-        model = choose_model(config, opened.embedding_dim)
-        labels = choose_labels(config, opened.labels)
-        source = open_source(options.init_from, opened, chosen, model, labels)
+    source, given = _open_first_values(opened, config, options)
+    # They are part of what decides the bits.
+    if source is not None:
         description["init_from"] = source.fingerprint
-    given: Sequence[GivenTable] = ()
-    if options.init_tables:
-        from .checkpoints.given_tables import open_given_tables
-
-        chosen = config.optimizers(opened.embedding_optimizer)
-        given = open_given_tables(options.init_tables, opened, chosen)
+    if given:
         description["init_tables"] = {each.name: each.checksum for each in given}
     # Last, when the description of this command is complete.
     if is_resumed:
@@ -334,6 +312,36 @@ def prepare_run(
         leaves_codecs_open=leaves_codecs_open,
         is_hashed=is_hashed,
     )
+
+
+def _open_shards(folder: Path, config: TrainConfig, *, is_first: bool) -> tuple[Shards, bool]:
+    """Open the batches to train on; return whether all were hashed, as they are if that comes first."""
+    whole = Shards.open(folder)
+    whole = with_hot_bytes(whole, config.tagging_hot_bytes, config.row_optimizer(whole.embedding_optimizer))
+    is_hashed = whole.verify(is_first=is_first)
+    opened = with_options(whole, config)
+    if config.last_batch != "keep":
+        _report_last_batch(whole, opened, config.last_batch)
+    _warn_of_large_values(opened, config.seed)
+    return opened, is_hashed
+
+
+def _open_first_values(
+    shards: Shards, config: TrainConfig, options: RunOptions
+) -> tuple[SourceRun | None, Sequence[GivenTable]]:
+    """Open what a new run starts with, checked against the shards: another run, and files of vectors."""
+    source = None
+    given: Sequence[GivenTable] = ()
+    chosen = config.optimizers(shards.embedding_optimizer)
+    if options.init_from is not None:
+        model = choose_model(config, shards.embedding_dim)
+        labels = choose_labels(config, shards.labels)
+        source = open_source(options.init_from, shards, chosen, model, labels)
+    if options.init_tables:
+        from .checkpoints.given_tables import open_given_tables
+
+        given = open_given_tables(options.init_tables, shards, chosen)
+    return source, given
 
 
 def _report_last_batch(whole: Shards, chosen: Shards, option: str) -> None:
@@ -381,8 +389,8 @@ def _idle_options(config: TrainConfig, options: RunOptions) -> Iterator[tuple[st
 
 def _choose_codecs(
     config: TrainConfig,
+    shards: Shards,
     options: ExchangeOptions,
-    num_steps: int,
     ranks: Ranks,
     recorded: Mapping[str, Any],
 ) -> tuple[ChosenExchange, bool]:
@@ -402,7 +410,7 @@ def _choose_codecs(
         return ChosenExchange(options.exchange, options.exchange), False
     from .ranks.messages import chosen_by
 
-    exchange = chosen_by(options, num_steps)
+    exchange = chosen_by(options, config.epochs * shards.num_training_batches)
     is_open = options.exchange == AUTO
     if recorded:
         begun_with = recorded_exchange(recorded)
