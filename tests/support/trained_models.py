@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,10 @@ STAGING: tuple[dict[str, Any], ...] = (
     {"placement": "cache", "cache_batches": 3},
     {"placement": "hybrid-uva"},
 )
+
+
+EACH_WAY = (*STATELESS, *STAGING[:2], STAGING[-1])
+"""One placement of each way to keep and to move rows: the policies of a cache choose rows, and touch none."""
 
 
 TIGHT = ShardSpec(
@@ -68,6 +72,17 @@ def assert_equal_bits(first: Trainer, second: Trainer) -> None:
         assert torch.equal(
             first.embeddings.table(table, state=True), second.embeddings.table(table, state=True)
         )
+
+
+def assert_placements_agree(
+    shards: Shards, placements: Sequence[dict[str, Any]] = EACH_WAY, **fields: Any
+) -> Trainer:
+    """Train under all-fast, and to its bits under ``placements`` and fae, which takes its order."""
+    all_fast = trained(shards, **fields | {"placement": "all-fast"})
+    for changes in placements:
+        assert_equal_bits(trained(shards, **fields | changes), all_fast)
+    assert_equal_bits(trained(shards, all_fast.batch_numbers, **fields | {"placement": "fae"}), all_fast)
+    return all_fast
 
 
 class LinearNet(nn.Module):

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError
+from hotset.tests.support.processes.kills import Killed
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.stopped_runs import WITH_LOG, WITH_ORDER, assert_same_files, train_until
 from hotset.train import loop, run_log
 from hotset.train.build import build_trainer
 from hotset.train.checkpoints import best_weights
@@ -61,10 +63,7 @@ UNSCORED = replace(
 )
 """More rows, for a file, and no sample to evaluate."""
 OFF = CheckpointSettings(checkpoint_every="off")
-
-
-class Killed(BaseException):
-    """Stands for a SIGKILL: nothing catches it."""
+EVERY_4 = CheckpointSettings(checkpoint_every=4)
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +111,7 @@ def test_every_placement_stops_with_the_bits_of_all_fast(
 ) -> None:
     summary = run(data, tmp_path / "run", RecipeOptions(patience=3), **fields)
     assert summary.best_step == stopped[1].best_step
-    for name in ("weights.safetensors", "batch_order.npy"):
-        assert (tmp_path / "run" / name).read_bytes() == (stopped[0] / name).read_bytes()
+    assert_same_files(tmp_path / "run", stopped[0], WITH_ORDER)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +132,7 @@ def test_the_weights_of_the_best_step_are_those_of_a_run_that_ends_there(
     run(data, tmp_path / "short", RecipeOptions(max_steps=kept.best_step), **fields)
     for name in ("kept", "short"):
         assert evaluate(tmp_path / name, data).auc == kept.auc
-    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("kept", "short")]
-    assert weights[0] == weights[1]
+    assert_same_files(tmp_path / "kept", tmp_path / "short", ("weights.safetensors",))
 
 
 def test_a_limit_of_steps_takes_the_steps_of_a_longer_run(data: Path, tmp_path: Path) -> None:
@@ -176,28 +173,18 @@ def test_a_killed_run_ends_with_the_best_weights_of_the_unbroken_one(
     data: Path, tmp_path: Path, stop: int, placement: str
 ) -> None:
     recipe = RecipeOptions(patience=2, max_steps=90)
-    settings = CheckpointSettings(checkpoint_every=4)
     unbroken = run(data, tmp_path / "unbroken", recipe, placement=placement)
-
-    def kill(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
-        if stage == "train" and done >= stop * 20:
-            raise Killed
-
-    config = TrainConfig(recipe=recipe, **FIELDS | {"placement": placement})
-    try:
-        train(data, config, tmp_path / "run", RunOptions(checkpoints=settings, progress=kill))
-    except Killed:
-        assert unbroken.num_steps >= stop
-    else:
+    if unbroken.num_steps < stop:
         return
-    resumed = train(data, config, tmp_path / "run", RunOptions(checkpoints=settings))
+    config = TrainConfig(recipe=recipe, **FIELDS | {"placement": placement})
+    train_until(stop * 20, data, config, tmp_path / "run")
+    resumed = train(data, config, tmp_path / "run", RunOptions(checkpoints=EVERY_4))
     assert (resumed.best_step, resumed.num_steps, resumed.stopped) == (
         unbroken.best_step,
         unbroken.num_steps,
         unbroken.stopped,
     )
-    for name in ("weights.safetensors", "batch_order.npy", "metrics.jsonl"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+    assert_same_files(tmp_path / "run", tmp_path / "unbroken", (*WITH_ORDER, "metrics.jsonl"))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -212,15 +199,14 @@ def test_a_run_killed_as_it_is_sealed_has_its_best_weights(
         raise Killed
 
     config = TrainConfig(recipe=RecipeOptions(patience=3), **FIELDS | {"placement": "all-fast"})
-    options = RunOptions(checkpoints=CheckpointSettings(checkpoint_every=4))
+    options = RunOptions(checkpoints=EVERY_4)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(RunFolder, "seal", killed)
         train(data, config, tmp_path / "run", options)
     if when == "before":
         train(data, config, tmp_path / "run", options)
     assert not verify_run(tmp_path / "run")
-    found, wanted = ((out / "weights.safetensors").read_bytes() for out in (tmp_path / "run", stopped[0]))
-    assert found == wanted
+    assert_same_files(tmp_path / "run", stopped[0], ("weights.safetensors",))
 
 
 @pytest.mark.parametrize(
@@ -237,8 +223,7 @@ def test_ranks_stop_with_the_best_weights_of_one_process(
     saved = CheckpointSettings(checkpoint_every=20)
     found = train_on_ranks(2, monkeypatch, data, config, tmp_path / "ranks", checkpoints=saved)
     assert found.best_step is not None and found.best_step < found.num_steps == alone.num_steps < 198
-    for name in ("weights.safetensors", "metrics.jsonl"):
-        assert (tmp_path / "ranks" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    assert_same_files(tmp_path / "ranks", tmp_path / "alone", WITH_LOG)
     assert not list((tmp_path / "ranks").glob("best-*"))
 
 
@@ -278,25 +263,18 @@ def test_rows_in_a_file_are_planned_to_the_last_of_a_limited_number_of_steps(
     fields = FIELDS | {"evaluate_every": None, "epochs": 2}
     wanted = run(data, tmp_path / "wanted", recipe, **fields | {"placement": "all-fast"})
     config = TrainConfig(recipe=recipe, **fields, placement="lookahead", slow_bytes=ByteSize(400 * KIB))
-    settings = CheckpointSettings(checkpoint_every=5)
     assert num_planned_steps(config, Shards.open(data)) == 27, "rows are in a file"
-
-    def kill(stage: str, done: int, *_: object) -> None:
-        if stage == "train" and done >= 14 * 20:
-            raise Killed
 
     def kill_at_end(*_: object) -> None:
         raise Killed
 
-    with pytest.raises(Killed):
-        train(data, config, tmp_path / "run", RunOptions(checkpoints=settings, progress=kill))
+    train_until(14 * 20, data, config, tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(RunFolder, "save_weights", kill_at_end)
-        train(data, config, tmp_path / "run", RunOptions(checkpoints=settings))
-    found = train(data, config, tmp_path / "run", RunOptions(checkpoints=settings))
+        train(data, config, tmp_path / "run", RunOptions(checkpoints=EVERY_4))
+    found = train(data, config, tmp_path / "run", RunOptions(checkpoints=EVERY_4))
     assert (found.num_steps, found.stopped) == (wanted.num_steps, wanted.stopped) == (27, "--max-steps 27")
-    for name in ("weights.safetensors", "batch_order.npy"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes()
+    assert_same_files(tmp_path / "run", tmp_path / "wanted", WITH_ORDER)
 
 
 def test_a_run_that_is_stopped_at_its_last_step_writes_its_rows_back(
@@ -308,8 +286,7 @@ def test_a_run_that_is_stopped_at_its_last_step_writes_its_rows_back(
     fields = FIELDS | {"evaluate_every": None, "epochs": 1, "placement": "lookahead"}
     for name, recipe in (("stopped", RecipeOptions(max_steps=19)), ("whole", RecipeOptions())):
         assert run(data, tmp_path / name, recipe, **fields).num_steps == 19
-    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("stopped", "whole")]
-    assert weights[0] == weights[1]
+    assert_same_files(tmp_path / "stopped", tmp_path / "whole", ("weights.safetensors",))
 
 
 @pytest.mark.parametrize("recipe", [{"patience": 1}, {"max_time": "1h"}])
@@ -317,13 +294,7 @@ def test_rows_in_a_file_that_is_planned_to_the_end_are_refused(
     recipe: dict[str, Any], data: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="needs all rows before the last step"):
-        run(
-            data,
-            tmp_path / "run",
-            RecipeOptions(**recipe),
-            placement="lookahead",
-            slow_bytes=ByteSize(1_000),
-        )
+        run(data, tmp_path / "run", RecipeOptions(**recipe), slow_bytes=ByteSize(1_000))
 
 
 def test_room_for_the_best_weights_is_reserved_before_the_first_step(
@@ -366,19 +337,11 @@ def test_rates_lowered_on_a_plateau_are_those_of_a_resumed_run(data: Path, tmp_p
     plain = run(data, tmp_path / "plain", RecipeOptions(), placement="all-fast", epochs=3)
     unbroken = run(data, tmp_path / "unbroken", recipe, placement="all-fast", epochs=3)
     assert unbroken.auc != plain.auc, "the rates were lowered"
-
-    def progress(stage: str, done: int, *_: object) -> None:
-        if stage == "train" and done >= 70 * 20:
-            raise Killed
-
     # Another placement, killed behind the first evaluations; a schedule on the way is no early end.
     config = TrainConfig(recipe=recipe, **FIELDS | {"epochs": 3, "placement": "lookahead"})
-    settings = CheckpointSettings(checkpoint_every=10)
-    with pytest.raises(Killed):
-        train(data, config, tmp_path / "run", RunOptions(checkpoints=settings, progress=progress))
-    train(data, config, tmp_path / "run", RunOptions(checkpoints=settings))
-    for name in ("weights.safetensors", "metrics.jsonl"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+    train_until(70 * 20, data, config, tmp_path / "run", every=10)
+    train(data, config, tmp_path / "run")
+    assert_same_files(tmp_path / "run", tmp_path / "unbroken", WITH_LOG)
 
 
 def test_plateau_needs_a_validation_part_and_not_the_rows_before_the_end() -> None:

@@ -16,7 +16,8 @@ import hotset
 from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError, InputError
 from hotset.pipeline.formats import vector_file
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.tests.support.stopped_runs import assert_same_files, train_until
+from hotset.train.config import TrainConfig
 from hotset.train.fit import FittedRun
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.reader import read_states
@@ -140,29 +141,17 @@ def test_placements_and_ranks_end_with_equal_bits(
         train_on_ranks(2, monkeypatch, data, config, tmp_path / "found", init_tables={"item": item_file})
     else:
         run(data, tmp_path / "found", item_file, **same, **fields)
-    for name in ("weights.safetensors", "states.safetensors"):
-        assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes()
-
-
-class StoppedError(Exception):
-    """The run is stopped here."""
+    assert_same_files(tmp_path / "found", tmp_path / "wanted")
 
 
 @pytest.mark.parametrize("placement", ["lookahead", "all-fast"])
 def test_a_stopped_run_resumes_with_the_same_file_alone(
     data: Path, item_file: Path, tmp_path: Path, placement: str
 ) -> None:
-    def stop(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
-        if stage == "train" and done > total / 2:
-            raise StoppedError
-
     fields: dict[str, Any] = {"placement": placement, "freeze": ("user",), "epochs": 2}
     run(data, tmp_path / "wanted", item_file, **fields)
-    checkpoints = CheckpointSettings(checkpoint_every=3)
-    options = RunOptions(init_tables={"item": item_file}, checkpoints=checkpoints, progress=stop)
     config = TrainConfig(**FIELDS | fields)
-    with pytest.raises(StoppedError):
-        train(data, config, tmp_path / "run", options)
+    train_until(NUM, data, config, tmp_path / "run", every=3, init_tables={"item": item_file})
     other = tmp_path / "other.parquet"
     pl.read_parquet(item_file).reverse().write_parquet(other)
     for given in ({"item": other}, {}):
@@ -170,9 +159,8 @@ def test_a_stopped_run_resumes_with_the_same_file_alone(
             train(data, config, tmp_path / "run", RunOptions(init_tables=given))
     # The bytes of the file count, not where it is.
     copied = Path(shutil.copy(item_file, tmp_path / "copied.parquet"))
-    train(data, config, tmp_path / "run", RunOptions(init_tables={"item": copied}, checkpoints=checkpoints))
-    for name in ("weights.safetensors", "states.safetensors"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes()
+    train(data, config, tmp_path / "run", RunOptions(init_tables={"item": copied}))
+    assert_same_files(tmp_path / "run", tmp_path / "wanted")
 
 
 def test_given_vectors_come_before_those_of_a_run(data: Path, item_file: Path, tmp_path: Path) -> None:
@@ -228,18 +216,7 @@ def test_the_command_takes_tables(
     data: Path, item_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    command = [
-        "train",
-        str(data),
-        "--out",
-        str(out),
-        "--threads",
-        "1",
-        "--freeze",
-        "item",
-        "--freeze",
-        "user",
-    ]
+    command = f"train {data} --out {out} --threads 1 --freeze item --freeze user".split()
     assert main([*command, "--init-table", f"item={item_file}", "-q"]) == 0
     found = json.loads((out / "config.json").read_text())
     assert found["config"]["freeze"] == ["item", "user"] and list(found["init_tables"]) == ["item"]

@@ -17,8 +17,9 @@ from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError, Shar
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.stopped_runs import WITH_LOG, assert_same_files, train_until
 from hotset.train.checkpoints.source_run import _open_maps, open_source
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards, vocabulary_of
 from hotset.train.model.choose_model import choose_model
 from hotset.train.run import RunOptions, train
@@ -77,30 +78,19 @@ def test_two_runs_of_an_epoch_end_with_the_bits_of_one_of_two(
         tmp_path / "second",
         RunOptions(init_from=first, replay=tmp_path / "replayed"),
     )
-    for name in ("weights.safetensors", "states.safetensors"):
-        assert (tmp_path / "second" / name).read_bytes() == (tmp_path / "both" / name).read_bytes()
+    assert_same_files(tmp_path / "second", tmp_path / "both")
 
 
 def test_a_run_that_starts_from_another_is_resumed_with_the_same_bits(
     data: Path, first: Path, tmp_path: Path
 ) -> None:
-    class Killed(BaseException):
-        pass
-
-    def die(stage: str, done: int, *_: object) -> None:
-        if stage == "train" and done > 100:
-            raise Killed
-
-    settings = CheckpointSettings(checkpoint_every=2)
-    arguments: dict[str, Any] = {"init_from": first, "checkpoints": settings}
-    train(data, TrainConfig(**FIELDS), tmp_path / "unbroken", RunOptions(**arguments))
-    with pytest.raises(Killed):
-        train(data, TrainConfig(**FIELDS), tmp_path / "run", RunOptions(progress=die, **arguments))
+    config = TrainConfig(**FIELDS)
+    train(data, config, tmp_path / "unbroken", RunOptions(init_from=first))
+    train_until(101, data, config, tmp_path / "run", every=2, init_from=first)
     with pytest.raises(HotsetError, match="other settings: init_from"):
-        train(data, TrainConfig(**FIELDS), tmp_path / "run", RunOptions(checkpoints=settings))
-    train(data, TrainConfig(**FIELDS), tmp_path / "run", RunOptions(**arguments))
-    for name in ("weights.safetensors", "metrics.jsonl"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+        train(data, config, tmp_path / "run")
+    train(data, config, tmp_path / "run", RunOptions(init_from=first))
+    assert_same_files(tmp_path / "run", tmp_path / "unbroken", WITH_LOG)
 
 
 def test_ranks_start_from_a_run_as_one_process_does(
@@ -109,8 +99,7 @@ def test_ranks_start_from_a_run_as_one_process_does(
     config = TrainConfig(**FIELDS | {"micro_batches": 4})
     train(data, config, tmp_path / "alone", RunOptions(init_from=first))
     train_on_ranks(4, monkeypatch, data, config, tmp_path / "ranks", init_from=first)
-    for name in ("weights.safetensors", "states.safetensors"):
-        assert (tmp_path / "ranks" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    assert_same_files(tmp_path / "ranks", tmp_path / "alone")
 
 
 def source_of(run: Path, shards: Shards, **fields: Any) -> Any:
@@ -120,20 +109,13 @@ def source_of(run: Path, shards: Shards, **fields: Any) -> Any:
 
 
 def test_an_unfinished_run_gives_its_last_checkpoint(data: Path, tmp_path: Path) -> None:
-    def die(stage: str, done: int, *_: object) -> None:
-        if done > 90:
-            raise KeyboardInterrupt
-
-    settings = CheckpointSettings(checkpoint_every=1)
-    with pytest.raises(KeyboardInterrupt):
-        train(data, TrainConfig(**FIELDS), tmp_path / "run", RunOptions(checkpoints=settings, progress=die))
+    train_until(91, data, TrainConfig(**FIELDS), tmp_path / "run", every=1)
     shards = Shards.open(data)
     rows = list(source_of(tmp_path / "run", shards).rows())
     # Those that were changed, and behind them every row with its initial values.
     count = sum(part.ids_N.size for part in rows)
     assert count > 345
-    tail = [part for part in rows[-3:]]
-    assert [part.ids_N.size for part in tail] == [5, 40, 300]
+    assert [part.ids_N.size for part in rows[-3:]] == [5, 40, 300]
     train(data, TrainConfig(**FIELDS), tmp_path / "next", RunOptions(init_from=tmp_path / "run"))
 
 
@@ -152,29 +134,22 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
     data: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotset.train.run.build_trainer", lambda *_: pytest.fail("it was built"))
-    other = Shards.open(
-        write_shards(
-            tmp_path / "rows" / "shards", SPEC.__class__(num_rows=(5, 41, 300), table_dims=(4, 2, 4))
-        )
-    )
-    with pytest.raises(ShardError, match=r"has 41 rows of C2, .* has 40"):
-        source_of(first, other)
-    other = Shards.open(write_shards(tmp_path / "dims" / "shards", SPEC.__class__(table_dims=(4, 4, 4))))
-    with pytest.raises(ShardError, match=r"table 2 of .* is C2, 4 wide, the run has C2, 2 wide"):
-        source_of(first, other)
-    other = Shards.open(
-        write_shards(tmp_path / "dense" / "shards", SPEC.__class__(num_dense=3, table_dims=(4, 2, 4)))
-    )
-    with pytest.raises(ShardError, match="has num_dense 3"):
-        source_of(first, other)
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"num_rows": (5, 41, 300)}, r"has 41 rows of C2, .* has 40"),
+        ({"table_dims": (4, 4, 4)}, r"table 2 of .* is C2, 4 wide, the run has C2, 2 wide"),
+        ({"num_dense": 3}, "has num_dense 3"),
+    ]
+    for changes, message in others:
+        with pytest.raises(ShardError, match=message):
+            source_of(first, Shards.open(write_shards(tmp_path / message[:9], replace(SPEC, **changes))))
     with pytest.raises(ConfigError, match=r"the model of .* has bottom_widths"):
         source_of(first, Shards.open(data), bottom_mlp=(8, 4))
+    (tmp_path / "file").touch()
     for folder, found in (
         ("nothing", "does not exist"),
         ("file", "is not a folder"),
         (".", "holds no train"),
     ):
-        (tmp_path / "file").touch()
         with pytest.raises(HotsetError, match=found):
             source_of(tmp_path / folder, Shards.open(data))
     damaged = shutil.copytree(first, tmp_path / "damaged")

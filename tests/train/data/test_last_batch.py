@@ -15,13 +15,21 @@ from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError
 from hotset.pipeline.settings import LastBatch
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.trained_models import STAGING, STATELESS, assert_equal_bits, trained
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.tests.support.stopped_runs import WITH_ORDER, assert_same_files, train_until
+from hotset.tests.support.trained_models import (
+    EACH_WAY,
+    STAGING,
+    STATELESS,
+    assert_equal_bits,
+    assert_placements_agree,
+    trained,
+)
+from hotset.train.config import TrainConfig
 from hotset.train.data.batch import MicroBatches
 from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.shards import Shards
 from hotset.train.ranks.exchange import ranks_of_batch
-from hotset.train.run import RunOptions, train
+from hotset.train.run import train
 from hotset.train.verify_run import faults_against_shards
 
 SPEC = ShardSpec(
@@ -104,14 +112,10 @@ def test_the_last_share_has_what_is_beyond_a_whole_batch(num_shares: int, num_ra
 def test_placements_devices_and_threads_end_with_equal_bits(tmp_path: Path, last_batch: LastBatch) -> None:
     shards = opened(tmp_path, multi_hot=())
     fields: dict[str, Any] = FIELDS | {"last_batch": last_batch, "micro_batches": 2}
-    all_fast = trained(shards, placement="all-fast", **fields)
+    with_threads = {"placement": "lookahead", "threads": 3}
+    all_fast = assert_placements_agree(shards, (*EACH_WAY, with_threads), **fields)
     assert all_fast.num_samples == 2 * (192 if last_batch == "drop" else 201)
-    for placement in (*STATELESS, STAGING[0], STAGING[1], STAGING[5]):
-        assert_equal_bits(trained(shards, **placement, **fields), all_fast)
-    assert_equal_bits(trained(shards, placement="lookahead", threads=3, **fields), all_fast)
-    fae = trained(shards, placement="fae", **fields)
-    assert fae.num_samples == all_fast.num_samples
-    assert_equal_bits(trained(shards, fae.batch_numbers, placement="all-fast", **fields), fae)
+    assert trained(shards, placement="fae", **fields).num_samples == all_fast.num_samples
     # One micro-batch, so that steps are queued.
     fields["micro_batches"] = 1
     alone = trained(shards, placement="all-fast", **fields)
@@ -134,22 +138,14 @@ def test_ranks_and_a_resumed_run_end_with_the_bits_of_one(
         train(tmp_path, config, wanted)
         with monkeypatch.context() as patched:
             train_on_ranks(2, patched, tmp_path, config, ranked)
-
-        def stop(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
-            # In the middle of the second epoch.
-            if stage == "train" and done > 0.7 * total:
-                raise KeyboardInterrupt
-
-        options = RunOptions(checkpoints=CheckpointSettings(checkpoint_every=2), progress=stop)
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path, config, resumed, options)
+        # In the middle of the second epoch.
+        train_until(290, tmp_path, config, resumed, every=2)
         other = TrainConfig(**fields)
         with pytest.raises(HotsetError, match=r"other settings: config\.last_batch is"):
             train(tmp_path, other, resumed)
         train(tmp_path, config, resumed)
-        for found in (ranked, resumed):
-            for name in ("weights.safetensors", "batch_order.npy"):
-                assert (found / name).read_bytes() == (wanted / name).read_bytes()
+        assert_same_files(ranked, wanted, WITH_ORDER)
+        assert_same_files(resumed, wanted, WITH_ORDER)
         assert list(faults_against_shards(wanted, tmp_path)) == []
     said = {each.getMessage() for each in caplog.records if "--last-batch" in each.getMessage()}
     assert said == {"--last-batch drop leaves out 9 of 201 training samples in each epoch"}

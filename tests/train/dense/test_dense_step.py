@@ -22,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.trained_models import STAGING, STATELESS, assert_equal_bits, trained
+from hotset.tests.support.trained_models import EACH_WAY, assert_equal_bits, assert_placements_agree, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import ModelConfig, TrainConfig
 from hotset.train.data.batch import Batch, EmbeddingTable, FeatureBags, IdReader, MicroBatches, with_histories
@@ -184,11 +184,7 @@ def test_gradients_are_those_of_a_graph_in_float64(tmp_path: Path) -> None:
 
 def test_placements_end_with_equal_bits(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
-    all_fast = trained(shards, placement="all-fast", **FIELDS)
-    for placement in (*STATELESS, *STAGING, {"placement": "all-fast", "threads": 3}):
-        assert_equal_bits(trained(shards, **placement, **FIELDS), all_fast)
-    fae = trained(shards, all_fast.batch_numbers, placement="fae", **FIELDS)
-    assert_equal_bits(fae, all_fast)
+    all_fast = assert_placements_agree(shards, (*EACH_WAY, {"placement": "all-fast", "threads": 3}), **FIELDS)
     # The length of histories is a size of the model.
     with pytest.raises(AssertionError):
         assert_equal_bits(
@@ -202,9 +198,7 @@ def test_histories_may_share_a_table_with_other_features(tmp_path: Path) -> None
         SPEC, num_rows=(30, 30, 30, 60), num_hot=(3, 3, 3, 4), same_table=(1, 2), table_dims=(4, 2)
     )
     shards = Shards.open(write_shards(tmp_path / "shards", spec))
-    all_fast = trained(shards, placement="all-fast", **FIELDS)
-    for placement in (*STATELESS, STAGING[0], {"placement": "hybrid", "device": "late:2"}):
-        assert_equal_bits(trained(shards, **placement, **FIELDS), all_fast)
+    assert_placements_agree(shards, (*EACH_WAY[:3], {"placement": "hybrid", "device": "late:2"}), **FIELDS)
     # A device has room for all bags of a sample, of one feature or of several.
     apart = Shards.open(write_shards(tmp_path / "apart", SPEC))
     on_host = trained(apart, placement="hybrid", **FIELDS)

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,16 @@ import torch
 import hotset
 from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.totals import by_feature, for_features
-from hotset.tests.support.processes.kills import Killed
+from hotset.tests.support.stopped_runs import assert_same_files, train_until
 from hotset.tests.support.trained_models import no_log
 from hotset.train.build import build_trainer
 from hotset.train.build_model import import_class
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.config import TrainConfig
 from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
 from hotset.train.model.shapes import ModelInputs
-from hotset.train.run import RunOptions, train
+from hotset.train.run import train
 from hotset.train.serving.serving_inputs import ServingInputs
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs/examples"
@@ -244,14 +243,12 @@ def table_name(weights: Weights, name: str) -> str:
 def test_all_placements_give_the_same_bits(
     name: str, twin: Twin, data: str, folder: Path, tmp_path: Path
 ) -> None:
-    found = []
     for placement, threads in (("all-fast", 1), ("lookahead", 2), ("hybrid", 2)):
         out = tmp_path / placement
         settings: dict[str, Any] = {"placement": placement, "threads": threads, "staging_bytes": 4096}
         run = hotset.fit(folder / data, out, model=name, epochs=2, progress=False, **settings)
         assert run.summary.auc is not None and run.summary.auc > 0.5
-        found.append((out / "weights.safetensors").read_bytes())
-    assert found[0] == found[1] == found[2]
+        assert_same_files(out, tmp_path / "all-fast")
 
 
 @every_model
@@ -297,18 +294,10 @@ def test_a_killed_run_ends_with_the_same_bits(
 ) -> None:
     config = TrainConfig(model=name)
     train(folder / data, config, tmp_path / "whole")
-
-    def progress(stage: str, done: int, *_: Any) -> None:
-        if stage == "train" and done >= 12 * 32:
-            raise Killed
-
-    options = RunOptions(checkpoints=CheckpointSettings(checkpoint_every=5))
-    with pytest.raises(Killed):
-        train(folder / data, config, tmp_path / "killed", replace(options, progress=progress))
+    train_until(12 * 32, folder / data, config, tmp_path / "killed", every=5)
     assert not (tmp_path / "killed/weights.safetensors").exists()
-    train(folder / data, config, tmp_path / "killed", options)
-    found = [(tmp_path / run / "weights.safetensors").read_bytes() for run in ("whole", "killed")]
-    assert found[0] == found[1]
+    train(folder / data, config, tmp_path / "killed")
+    assert_same_files(tmp_path / "killed", tmp_path / "whole")
 
 
 def test_an_example_refuses_another_log(folder: Path, tmp_path: Path) -> None:

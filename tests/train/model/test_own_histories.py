@@ -19,7 +19,7 @@ from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.folders.totals import by_feature, for_features
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.trained_models import STAGING, STATELESS, assert_equal_bits, trained
+from hotset.tests.support.trained_models import EACH_WAY, assert_equal_bits, assert_placements_agree, trained
 from hotset.train.build import build_trainer
 from hotset.train.build_model import build_model, warn_of_probabilities
 from hotset.train.config import ModelConfig, TrainConfig
@@ -81,12 +81,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
 
 
 def test_placements_threads_and_devices_end_with_equal_bits(shards: Shards) -> None:
-    all_fast = trained(shards, placement="all-fast", **FIELDS)
-    late = {"placement": "lookahead", "device": "late:4"}
-    for placement in (*STATELESS, *STAGING[:2], late, {"placement": "all-fast", "threads": 3}):
-        assert_equal_bits(trained(shards, **placement, **FIELDS), all_fast)
-    fae = trained(shards, all_fast.batch_numbers, placement="fae", **FIELDS)
-    assert_equal_bits(fae, all_fast)
+    others = {"placement": "lookahead", "device": "late:4"}, {"placement": "all-fast", "threads": 3}
+    all_fast = assert_placements_agree(shards, (*EACH_WAY, *others), **FIELDS)
     pooled = trained(shards, placement="all-fast", **FIELDS, pooling="mean")
     with pytest.raises(AssertionError):
         assert_equal_bits(pooled, all_fast)

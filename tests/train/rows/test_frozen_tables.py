@@ -15,17 +15,18 @@ from hotset.pipeline.errors import KIB, ByteSize, ConfigError
 from hotset.tests.support.naive.naive_lookups import SPEC, naive_embeddings
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.trained_models import STAGING, STATELESS, assert_equal_bits, no_log
+from hotset.tests.support.stopped_runs import assert_same_files, train_until
+from hotset.tests.support.trained_models import EACH_WAY, assert_equal_bits, no_log
 from hotset.train.build import build_trainer
 from hotset.train.build_embeddings import RunStart
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.config import TrainConfig
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.recipe_options import RecipeOptions
 from hotset.train.rows.embeddings import RowsPart
 from hotset.train.rows.optimizers import RowOptimizer
-from hotset.train.run import RunOptions, train
+from hotset.train.run import train
 
 DECAY = RecipeOptions(embedding_decay=0.01)
 
@@ -112,7 +113,7 @@ def test_placements_and_devices_end_with_equal_bits(shards: Shards, optimizer: s
     fields: dict[str, Any] = {"embedding_optimizer": optimizer, "epochs": 2, "prefetch": 1}
     fields |= {"staging_bytes": ByteSize(4_000), "freeze": (names_of(shards)[1],)}
     all_fast = trained(shards, placement="all-fast", **fields)
-    for number, placement in enumerate((*STATELESS, *STAGING)):
+    for number, placement in enumerate(EACH_WAY):
         assert_equal_bits(trained(shards, **placement, **fields), all_fast)
         device = ("late", "late:3")[number % 2]
         assert_equal_bits(trained(shards, device=device, **placement, **fields), all_fast)
@@ -166,19 +167,12 @@ def test_rows_in_files_end_with_equal_bits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_run_with_rows_in_files_resumes_to_equal_bits(tmp_path: Path) -> None:
-    def stop(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
-        if stage == "train" and done > 0.7 * total:
-            raise KeyboardInterrupt
-
     write_shards(tmp_path / "shards", SPILLED)
     config = TrainConfig(**IN_FILES, threads=1)
     train(tmp_path, config, tmp_path / "wanted")
-    options = RunOptions(checkpoints=CheckpointSettings(checkpoint_every=4), progress=stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, config, tmp_path / "found", options)
+    train_until(1_400, tmp_path, config, tmp_path / "found")
     train(tmp_path, config, tmp_path / "found")
-    for name in ("weights.safetensors", "states.safetensors"):
-        assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes()
+    assert_same_files(tmp_path / "found", tmp_path / "wanted")
 
 
 def test_ranks_end_with_equal_bits(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,10 +189,7 @@ def test_ranks_end_with_equal_bits(tmp_path: Path, shards: Shards, monkeypatch: 
         train(data, config, tmp_path / f"{placement}-1")
         with monkeypatch.context() as patched:
             train_on_ranks(2, patched, data, config, tmp_path / f"{placement}-2")
-        alone, ranked = (
-            (tmp_path / f"{placement}-{number}" / "weights.safetensors").read_bytes() for number in (1, 2)
-        )
-        assert alone == ranked
+        assert_same_files(tmp_path / f"{placement}-2", tmp_path / f"{placement}-1", ("weights.safetensors",))
 
 
 def test_frozen_rows_are_in_no_checkpoint_and_have_no_states(shards: Shards) -> None:

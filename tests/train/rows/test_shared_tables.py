@@ -14,7 +14,7 @@ from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.totals import by_feature
 from hotset.tests.support.naive.naive_lookups import SPEC, naive_embeddings
 from hotset.tests.support.shard_factory import write_shards
-from hotset.tests.support.trained_models import STAGING, STATELESS, assert_equal_bits, trained
+from hotset.tests.support.trained_models import EACH_WAY, assert_equal_bits, assert_placements_agree, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
@@ -62,21 +62,13 @@ def test_lookups_of_rows_are_counted_over_all_features_of_a_table(tmp_path: Path
         np.testing.assert_array_equal(count_row_lookups(shards, tables), counts)
 
 
-DEVICES = ("late", "late:3")
-
-
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("rowwise-adagrad", marks=pytest.mark.slow)])
 def test_placements_threads_and_devices_end_with_equal_bits(tmp_path: Path, optimizer: str) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
     fields: dict[str, Any] = {"embedding_optimizer": optimizer, "epochs": 2, "prefetch": 1}
     fields |= {"staging_bytes": ByteSize(4_000)}
-    all_fast = trained(shards, placement="all-fast", **fields)
-    for placement in (*STATELESS, *STAGING):
-        assert_equal_bits(trained(shards, **placement, **fields), all_fast)
-    assert_equal_bits(trained(shards, all_fast.batch_numbers, placement="fae", **fields), all_fast)
-    for number, placement in enumerate(({"placement": "all-fast"}, *STATELESS, *STAGING)):
-        device = DEVICES[number % 2]
-        assert_equal_bits(trained(shards, device=device, **placement, **fields), all_fast)
-    on_device = trained(shards, all_fast.batch_numbers, placement="fae", device="late", **fields)
-    assert_equal_bits(on_device, all_fast)
-    assert_equal_bits(trained(shards, placement="lookahead", threads=3, **fields), all_fast)
+    all_fast = assert_placements_agree(shards, **fields)
+    others = ({"placement": "all-fast"}, {"placement": "fae"}, *EACH_WAY)
+    late = [each | {"device": f"late:{number}"} for number, each in enumerate(others)]
+    for changes in (*late, {"placement": "lookahead", "threads": 3}):
+        assert_equal_bits(trained(shards, all_fast.batch_numbers, **changes, **fields), all_fast)

@@ -22,7 +22,8 @@ from hotset.pipeline.errors import HotsetError, MissingExtraError, install_hint
 from hotset.pipeline.folders.manifest import RecordError
 from hotset.tests.support.processes.made_up_tensorboard import STUB, written
 from hotset.tests.support.shard_factory import write_shards
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.tests.support.stopped_runs import train_until
+from hotset.train.config import TrainConfig
 from hotset.train.run import RunOptions, train
 from hotset.train.run_config import RunConfig, read_config
 from hotset.train.run_folder import files
@@ -211,19 +212,8 @@ def test_each_number_of_a_line_has_its_step(tmp_path: Path, writer: None) -> Non
 def test_a_resumed_run_has_every_line_once(tmp_path: Path, writer: None) -> None:
     data = write_shards(tmp_path / "shards")
     config = TrainConfig(placement="all-fast", epochs=2, log_every=2, threads=1)
-    settings = CheckpointSettings(checkpoint_every=3)
-
-    class Killed(BaseException):
-        pass
-
-    def progress(stage: str, done: int, *_: object) -> None:
-        if stage == "train" and done >= 100:
-            raise Killed
-
-    arguments: dict[str, Any] = {"checkpoints": settings, "tensorboard": tmp_path / "tb"}
-    with pytest.raises(Killed):
-        train(data, config, tmp_path / "run", RunOptions(progress=progress, **arguments))
-    train(data, config, tmp_path / "run", RunOptions(**arguments))
+    train_until(100, data, config, tmp_path / "run", every=3, tensorboard=tmp_path / "tb")
+    train(data, config, tmp_path / "run", RunOptions(tensorboard=tmp_path / "tb"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [f"{line['step']} train/loss {line['loss']}" for line in lines if "loss" in line]
     assert [line for line in written(tmp_path / "tb") if " train/loss " in line] == losses
