@@ -115,8 +115,8 @@ class Twin:
                 parts.append(np.concatenate([weights, state], axis=1))
         return np.concatenate(parts)
 
-    def _fill(self, first: int, weights: NDArray[np.float32]) -> None:
-        for row, target in enumerate(weights, first):
+    def _fill(self, rows: NDArray[np.int64], weights: NDArray[np.float32]) -> None:
+        for row, target in zip(rows.tolist(), weights, strict=True):
             target[:] = self._initial(row)[: target.size]
 
     def wanted(self) -> NDArray[np.float32]:

@@ -89,7 +89,7 @@ def weights_of(data: Path, out: Path, **fields: Any) -> bytes:
 )
 def test_all_placements_give_the_same_bits(model: dict[str, Any], data: Path, tmp_path: Path) -> None:
     wanted = weights_of(data, tmp_path / "all-fast", placement="all-fast", threads=1, **model)
-    for placement in ("lookahead", "cache", "hybrid", "hybrid-dedup"):
+    for placement in ("lookahead", "hybrid-dedup"):
         assert weights_of(data, tmp_path / placement, placement=placement, threads=2, **model) == wanted
     train(data, TrainConfig(**FIELDS | model, placement="fae"), tmp_path / "fae")
     config = TrainConfig(**FIELDS | model, placement="all-fast")
@@ -540,7 +540,7 @@ def test_a_module_has_a_logit_of_each_label(
 @pytest.mark.usefixtures("losses")
 @pytest.mark.parametrize("model", ["small", "dcnv2"])
 def test_values_are_learned_by_a_loss_of_the_user(model: str, tmp_path: Path) -> None:
-    spec = replace(SPEC, labels=("seconds",), number_labels=("seconds",), num_mixed=600, multi_hot=())
+    spec = replace(SPEC, labels=("seconds",), number_labels=("seconds",), num_mixed=300, multi_hot=())
     write_shards(tmp_path / "shards", spec)
     fields = {"model": model, "loss": "drawn_losses:squared", "epochs": 6, "log_every": 10}
     first = weights_of(tmp_path, tmp_path / "run", **fields)

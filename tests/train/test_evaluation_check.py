@@ -138,7 +138,7 @@ def test_small_shards_and_old_ones_are_hashed_first(
 def test_all_ranks_save_what_one_of_them_cannot_read(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_shards(tmp_path / "shards", ShardSpec(num_mixed=1500))
+    folder = write_shards(tmp_path / "shards", ShardSpec(num_mixed=800))
     train(folder, CONFIG, tmp_path / "unbroken")
     order = read_batch_order(tmp_path / "unbroken" / "batch_order.npy")
     # The last batch of an epoch: others may be read ahead before a first step is there to be saved.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -350,30 +351,28 @@ MAX_ROWS = 50_000
 def write_back(fast: Tier, slow: Tier, moves: Moves) -> None:
     """Copy staged rows to the slow tier; they are there when this returns."""
     if fast.is_host:
-        rows = (fast.weights_SD.numpy(), fast.state_SW.numpy(), moves.slots_N)
-        slow.put(moves.rows_N, moves.fetches_N, *rows)
+        slow.put(moves, fast.weights_SD.numpy(), fast.state_SW.numpy())
         return
     # From a GPU in parts: each is gathered on the device and copied to the host.
     for part in _bounded(moves):
         slots_N = torch.from_numpy(part.slots_N).to(fast.device)
         weights_ND = fast.weights_SD.index_select(0, slots_N).cpu().numpy()
         state_NW = fast.state_SW.index_select(0, slots_N).cpu().numpy()
-        slow.put(part.rows_N, part.fetches_N, weights_ND, state_NW, np.arange(part.num_rows))
+        slow.put(replace(part, slots_N=np.arange(part.num_rows)), weights_ND, state_NW)
 
 
 def fetch(fast: Tier, slow: Tier, moves: Moves) -> None:
     """Copy rows of the slow tier to staging slots."""
     if fast.is_host:
-        slow.take(
-            moves.rows_N, moves.fetches_N, fast.weights_SD.numpy(), fast.state_SW.numpy(), moves.slots_N
-        )
+        slow.take(moves, fast.weights_SD.numpy(), fast.state_SW.numpy())
         return
     # To a GPU in parts: each is filled on the host and scattered on the device.
     for part in _bounded(moves):
         slots_N = torch.from_numpy(part.slots_N).to(fast.device)
         weights_ND = torch.empty(part.num_rows, fast.weights_SD.shape[1], dtype=torch.float32, device="cpu")
         state_NW = torch.empty(part.num_rows, fast.state_SW.shape[1], dtype=torch.float32, device="cpu")
-        slow.take(part.rows_N, part.fetches_N, weights_ND.numpy(), state_NW.numpy(), np.arange(part.num_rows))
+        of_parts = replace(part, slots_N=np.arange(part.num_rows))
+        slow.take(of_parts, weights_ND.numpy(), state_NW.numpy())
         fast.weights_SD.index_copy_(0, slots_N, weights_ND.to(fast.device))
         fast.state_SW.index_copy_(0, slots_N, state_NW.to(fast.device))
 

@@ -390,20 +390,25 @@ class TableGroup:
             self.in_place.update(part, grad_PD, rate)
             return
         by_bag = part.ids.by_bag(part.lookups)
-        num_features = part.ids.num_features
+        # The sum of a row is over the whole batch, whichever pass updates it.
+        for slots_U in self._updated_slots(part):
+            changed_U = without_tables(part.lookups, slots_U, self.frozen) if self.frozen else slots_U
+            self._fast_rows.update(self.fast, by_bag, changed_U, grad_PD, part.ids.num_features, rate)
+
+    def _updated_slots(self, part: GroupStep) -> Iterator[NDArray[np.int64]]:
+        """Yield slots of distinct rows on the fast tier, -1 for those of another time, until all had theirs.
+
+        Rows that this process owns come right away; then each pass loads its rows again, and writes them back
+        once they are updated.
+        """
         own_U, slots_U = self._slots(part.lookups, part.plan)
         if part.plan.split is None:
-            changed_U = without_tables(part.lookups, slots_U, self.frozen) if self.frozen else slots_U
-            self._fast_rows.update(self.fast, by_bag, changed_U, grad_PD, num_features, rate)
+            yield slots_U
             return
-        # Rows that this process owns are updated right away; then each pass loads its rows again, updates
-        # them and writes them back. The sum of a row is over the whole batch, whichever pass updates it.
-        changed_U = without_tables(part.lookups, own_U, self.frozen)
-        self._fast_rows.update(self.fast, by_bag, changed_U, grad_PD, num_features, rate)
+        yield own_U
         for load, moves, slots_of_pass in self._passes(part.plan.split, own_U):
             self.load(load)
-            changed_U = without_tables(part.lookups, slots_of_pass, self.frozen)
-            self._fast_rows.update(self.fast, by_bag, changed_U, grad_PD, num_features, rate)
+            yield slots_of_pass
             self.load(Transfer(write_back=moves))
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
@@ -416,15 +421,8 @@ class TableGroup:
             slots_U = self.in_place.slots_of_rows(part.lookups)
             self._apply(self.slow, slots_U, sums_UD.cpu(), steps)
             return
-        own_U, slots_U = self._slots(part.lookups, part.plan)
-        if part.plan.split is None:
+        for slots_U in self._updated_slots(part):
             self._apply(self.fast, slots_U, sums_UD, steps)
-            return
-        self._apply(self.fast, own_U, sums_UD, steps)
-        for load, moves, slots_of_pass in self._passes(part.plan.split, own_U):
-            self.load(load)
-            self._apply(self.fast, slots_of_pass, sums_UD, steps)
-            self.load(Transfer(write_back=moves))
 
     def _apply(
         self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, steps: Sequence[RowStep]

@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ from ..data.batch import BatchIds
 from ..metrics import Kind, Meter
 from ..threads import WorkThreads
 from .kernels import copy_rows, fill_initial_rows
+
+if TYPE_CHECKING:
+    from .step_plan import Moves
 
 
 @dataclass(slots=True)
@@ -364,29 +367,15 @@ class Tier:
             here = torch.from_numpy(slots_N[is_here_N]).to(self.device)
             target[is_here_N] = rows.index_select(0, here).cpu().numpy()
 
-    def put(
-        self,
-        rows_N: NDArray[np.int64],
-        fetches_N: NDArray[np.int64] | None,
-        weights_SD: NDArray[np.float32],
-        state_SW: NDArray[np.float32],
-        slots_N: NDArray[np.int64],
-    ) -> None:
-        """Take rows out of slots in memory of the host; arguments as in `step_plan.Moves`."""
-        copy_rows(weights_SD, slots_N, self.weights_SD.numpy(), rows_N)
-        copy_rows(state_SW, slots_N, self.state_SW.numpy(), rows_N)
+    def put(self, moves: Moves, weights_SD: NDArray[np.float32], state_SW: NDArray[np.float32]) -> None:
+        """Take rows out of slots in memory of the host."""
+        copy_rows(weights_SD, moves.slots_N, self.weights_SD.numpy(), moves.rows_N)
+        copy_rows(state_SW, moves.slots_N, self.state_SW.numpy(), moves.rows_N)
 
-    def take(
-        self,
-        rows_N: NDArray[np.int64],
-        fetches_N: NDArray[np.int64] | None,
-        weights_SD: NDArray[np.float32],
-        state_SW: NDArray[np.float32],
-        slots_N: NDArray[np.int64],
-    ) -> None:
+    def take(self, moves: Moves, weights_SD: NDArray[np.float32], state_SW: NDArray[np.float32]) -> None:
         """Copy rows to slots in memory of the host."""
-        copy_rows(self.weights_SD.numpy(), rows_N, weights_SD, slots_N)
-        copy_rows(self.state_SW.numpy(), rows_N, state_SW, slots_N)
+        copy_rows(self.weights_SD.numpy(), moves.rows_N, weights_SD, moves.slots_N)
+        copy_rows(self.state_SW.numpy(), moves.rows_N, state_SW, moves.slots_N)
 
     @property
     def file_bytes(self) -> tuple[int, int]:

@@ -181,7 +181,7 @@ class TransferThread(Transfers[Work]):
                     item = self._queue.popleft()
                     self._is_busy = True
                 start = working_clock()
-                self._run_item(item)
+                self._run(item.work)
                 with self._state:
                     self._done = item.number
                     self._is_busy = False
@@ -193,9 +193,6 @@ class TransferThread(Transfers[Work]):
                 self._error = error
                 self._is_busy = False
                 self._state.notify_all()
-
-    def _run_item(self, item: TransferItem[Work]) -> None:
-        self._run(item.work)
 
     def _may_start(self) -> bool:
         return bool(self._queue) and not self._num_pauses and self._computed >= self._queue[0].after

@@ -347,13 +347,13 @@ class RowStore:
         self._file.close()
 
     def parts_of_range(
-        self, number: int, fill: Callable[[int, NDArray[np.float32]], None]
+        self, number: int, fill: Callable[[NDArray[np.int64], NDArray[np.float32]], None]
     ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
         """Yield the rows of a range, a part at a time; valid after `finish`.
 
         Args:
             number: which range.
-            fill: writes the initial weights of rows from a given one on.
+            fill: writes the initial weights of rows.
         """
         range_first, range_stop = self.sizes.range_first[number : number + 2].tolist()
         bucket = self.sizes.num_groups + number
@@ -376,7 +376,7 @@ class RowStore:
             weights_ND = np.empty((count, self.shape.embedding_dim), np.float32)
             state_NW = np.zeros((count, self.shape.state_width), np.float32)
             is_there_N = np.zeros(count, np.uint8)
-            fill(first, weights_ND)
+            fill(np.arange(first, first + count), weights_ND)
             places = (first - range_first, range_stop - range_first)
             for block in self._records(bucket) if held is None else held:
                 check_record(scatter_records(*block, *places, weights_ND, state_NW, is_there_N))

@@ -28,7 +28,7 @@ from ...stats.lookahead.step_plans import NEVER, RowStream, StepPlans, next_uses
 from ..placements.staging import PlanQueue, StagingPlacement
 from ..placements.step_source import StepSource
 from ..rows.embeddings import used_slow_rows
-from ..rows.step_plan import ColdRows
+from ..rows.step_plan import ColdRows, Moves
 from ..rows.table_group import TableGroup
 from ..rows.tiers import FileTier, InitialValues, Layout
 from ..threads import WorkThreads
@@ -93,30 +93,17 @@ class SpilledTier(FileTier):
         order_N = np.arange(rows_N.size)
         self._store.put(rows_N, next_fetches_N, weights_ND, state_NW, order_N)
 
-    def put(
-        self,
-        rows_N: NDArray[np.int64],
-        fetches_N: NDArray[np.int64] | None,
-        weights_SD: NDArray[np.float32],
-        state_SW: NDArray[np.float32],
-        slots_N: NDArray[np.int64],
-    ) -> None:
-        if rows_N.size:
-            assert fetches_N is not None, "the plan says what is fetched next"
+    def put(self, moves: Moves, weights_SD: NDArray[np.float32], state_SW: NDArray[np.float32]) -> None:
+        if moves.num_rows:
+            assert moves.fetches_N is not None, "the plan says what is fetched next"
             # Copies, because mapped arrays may be read-only: the kernel would be compiled for them once more.
-            self.store.put(np.array(rows_N), np.array(fetches_N), weights_SD, state_SW, slots_N)
+            rows_N, fetches_N = np.array(moves.rows_N), np.array(moves.fetches_N)
+            self.store.put(rows_N, fetches_N, weights_SD, state_SW, moves.slots_N)
 
-    def take(
-        self,
-        rows_N: NDArray[np.int64],
-        fetches_N: NDArray[np.int64] | None,
-        weights_SD: NDArray[np.float32],
-        state_SW: NDArray[np.float32],
-        slots_N: NDArray[np.int64],
-    ) -> None:
-        if rows_N.size:
-            assert fetches_N is not None, "the plan numbers the fetches"
-            self.store.take(fetches_N, weights_SD, state_SW, slots_N)
+    def take(self, moves: Moves, weights_SD: NDArray[np.float32], state_SW: NDArray[np.float32]) -> None:
+        if moves.num_rows:
+            assert moves.fetches_N is not None, "the plan numbers the fetches"
+            self.store.take(moves.fetches_N, weights_SD, state_SW, moves.slots_N)
 
     def finish(self) -> None:
         """Give memory back after the last step."""
@@ -149,11 +136,8 @@ class SpilledTier(FileTier):
         # A range holds rows of one table, and those of others are passed by.
         bounds = self.store.sizes.range_first
         for number in np.flatnonzero((own.start <= bounds[:-1]) & (bounds[1:] <= own.stop)).tolist():
-            for weights_ND, state_NW in self.store.parts_of_range(number, self._fill_initial_from):
+            for weights_ND, state_NW in self.store.parts_of_range(number, self._fill_initial):
                 yield torch.from_numpy(state_NW if state else weights_ND)
-
-    def _fill_initial_from(self, first: int, weights_ND: NDArray[np.float32]) -> None:
-        self._fill_initial(np.arange(first, first + weights_ND.shape[0]), weights_ND)
 
 
 PLANNING_SHARE = 4

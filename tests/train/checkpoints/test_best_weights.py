@@ -118,8 +118,7 @@ def test_every_placement_stops_with_the_bits_of_all_fast(
     "fields",
     # That the others have the same bits at the same step is tested above.
     [
-        PLACEMENTS[0],
-        *(pytest.param(each, marks=pytest.mark.slow) for each in PLACEMENTS[1:-1]),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in PLACEMENTS[:-1]),
         PLACEMENTS[-1],
         {"placement": "fae"},
     ],
@@ -165,9 +164,7 @@ def test_evaluations_come_by_time_too(data: Path, tmp_path: Path) -> None:
     assert list(validations(tmp_path / "run"))[:3] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "stop", [12, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (5, 30, 50, 70))]
-)
+@pytest.mark.parametrize("stop", [12, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (5, 30, 50))])
 @pytest.mark.parametrize("placement", ["lookahead", pytest.param("fae", marks=pytest.mark.slow)])
 def test_a_killed_run_ends_with_the_best_weights_of_the_unbroken_one(
     data: Path, tmp_path: Path, stop: int, placement: str

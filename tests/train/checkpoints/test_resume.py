@@ -231,7 +231,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     fields=st.sampled_from(PLACEMENTS),
     optimizer=st.sampled_from(["sgd", "adagrad", "adam"]),
@@ -395,16 +395,20 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert results(tmp_path / "run") == wanted
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused(
     data: Path, tmp_path: Path, stopped: Callable[[Path, int], None]
 ) -> None:
     stopped(tmp_path / "run", 11)
     for path in record_paths(tmp_path / "run" / CHECKPOINTS):
         path.write_text("{}")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = contents(tmp_path / "run")
     with pytest.raises(HotsetError, match=r"no checkpoint in .* is whole"):
         train(data, TrainConfig(**FIELDS), tmp_path / "run")
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert contents(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize(
@@ -446,11 +450,11 @@ def test_other_settings_are_refused_and_the_run_left_as_it_is(
     data: Path, tmp_path: Path, stopped: Callable[[Path, int], None], fields: dict[str, Any], named: str
 ) -> None:
     stopped(tmp_path / "run", 6)
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = contents(tmp_path / "run")
     with pytest.raises(HotsetError, match=f"other settings: {named}") as caught:
         train(data, TrainConfig(**FIELDS | fields), tmp_path / "run")
     assert "give the settings of that run to resume it" in str(caught.value.hint)
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert contents(tmp_path / "run") == before
 
 
 def test_another_number_of_threads_may_go_on(
@@ -467,7 +471,7 @@ def test_another_number_of_threads_may_go_on(
 
 
 def test_a_finished_run_is_refused(data: Path, tmp_path: Path) -> None:
-    run_until(data, tmp_path / "run", None, every(5))
+    run_until(data, tmp_path / "run", None, OFF)
     with pytest.raises(HotsetError, match="holds a finished run"):
         train(data, TrainConfig(**FIELDS), tmp_path / "run")
 
@@ -496,12 +500,8 @@ def test_an_evaluation_that_was_interrupted_is_made_once_more(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        train(
-            data,
-            TrainConfig(**FIELDS),
-            tmp_path / "run",
-            RunOptions(checkpoints=every(100), progress=progress),
-        )
+        options = RunOptions(checkpoints=every(100), progress=progress)
+        train(data, TrainConfig(**FIELDS), tmp_path / "run", options)
     record = newest_whole(tmp_path / "run" / CHECKPOINTS)
     assert record is not None and (record.state.step, record.state.is_logged) == (13, False)
     run_until(data, tmp_path / "run", None, every(100))
@@ -515,30 +515,23 @@ def test_rows_that_were_initialized_ahead_of_a_checkpoint_are_counted_once(
     run_until(data, tmp_path / "unbroken", None, OFF, **fields)
     for stop in (4, 9, 24, None):
         run_until(data, tmp_path / "run", stop, every(50), "signal", **fields)
-    first, second = (
-        json.loads((tmp_path / name / "summary.json").read_bytes())["rows_by_table"]
-        for name in ("unbroken", "run")
-    )
+    first, second = (summary_of(tmp_path / name)["rows_by_table"] for name in ("unbroken", "run"))
     assert {name: rows["made"] for name, rows in first.items()} == {
         name: rows["made"] for name, rows in second.items()
     }
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_bytes())
+    return found
 
 
 def test_the_summary_counts_all_steps_of_a_resumed_run(data: Path, tmp_path: Path) -> None:
     run_until(data, tmp_path / "unbroken", None, OFF, placement="hybrid")
     run_until(data, tmp_path / "run", 11, every(5), "signal", placement="hybrid")
     run_until(data, tmp_path / "run", None, every(5), placement="hybrid")
-    first, second = (
-        json.loads((tmp_path / name / "summary.json").read_bytes()) for name in ("unbroken", "run")
-    )
-    for name in (
-        "num_steps",
-        "num_training_samples",
-        "bytes_to_fast",
-        "bytes_to_slow",
-        "rows_by_table",
-        "auc",
-    ):
+    first, second = (summary_of(tmp_path / name) for name in ("unbroken", "run"))
+    for name in "num_steps num_training_samples bytes_to_fast bytes_to_slow rows_by_table auc".split():
         assert first[name] == second[name], name
     assert second["seconds_by_kind"]["mixed"] > 0
 
@@ -551,12 +544,12 @@ def test_split_and_shortened_batches_are_counted_with_their_step(
     fields: dict[str, Any] = {"placement": placement, "staging_bytes": ByteSize(700), "prefetch": 3}
 
     def counted(name: str) -> tuple[int, int]:
-        found = json.loads((tmp_path / name / "summary.json").read_bytes())["transfers"]
+        found = summary_of(tmp_path / name)["transfers"]
         return found["split"], found["shortened"]
 
     run_until(data, tmp_path / "unbroken", None, OFF, **fields)
     # In the middle of an epoch, and where the next one is planned already.
-    for steps in (11, 17, 25):
+    for steps in (11, 17):
         out = tmp_path / f"stopped-{steps}"
         run_until(data, out, steps, every(50), "signal", **fields)
         record = newest_whole(out / CHECKPOINTS)
@@ -667,26 +660,32 @@ class Net(torch.nn.Module):
         return logits.squeeze(1)
 
 
-@pytest.mark.diagonal(2)
+def check_resumed(data: Path, tmp_path: Path, source: Any = None, **fields: Any) -> None:
+    """Compare a run that is stopped in its second epoch with one that is not."""
+    run_until(data, tmp_path / "unbroken", None, OFF, source=source, **fields)
+    for stop in (22, None):
+        run_until(data, tmp_path / "stopped", stop, every(10), source=source, **fields)
+    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+
+
+HISTORIES: dict[str, Any] = {"model": "tbsm", "model_args": '{"history_length": 4}'}
+
+
 @pytest.mark.parametrize(
     ("fields", "source"),
     [
-        ({"model": "dcnv2"}, None),
         ({"model": "nets:Net"}, Net),
-        ({"model": "tbsm", "model_args": '{"history_length": 4}', "placement": "cache"}, None),
-        ({"model": "tbsm", "model_args": '{"history_length": 4}', "device": "late:6"}, None),
+        (HISTORIES | {"placement": "cache"}, None),
         ({"model": "dcnv2", "dropout": 0.3, "batch_norm": True}, None),
-        ({"model": "dlrm", "dropout": 0.3}, None),
         ({"recipe": RecipeOptions(warmup_steps=5, lr_schedule="cosine", clip_gradient=0.1)}, None),
+        pytest.param(HISTORIES | {"device": "late:6"}, None, marks=pytest.mark.slow),
+        pytest.param({"model": "dlrm", "dropout": 0.3}, None, marks=pytest.mark.slow),
     ],
 )
 def test_other_models_and_recipes_are_resumed_too(
     data: Path, tmp_path: Path, fields: dict[str, Any], source: Any
 ) -> None:
-    run_until(data, tmp_path / "unbroken", None, OFF, source=source, **fields)
-    for stop in (22, None):
-        run_until(data, tmp_path / "stopped", stop, every(4), source=source, **fields)
-    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+    check_resumed(data, tmp_path, source, **fields)
 
 
 @pytest.mark.parametrize(
@@ -700,26 +699,20 @@ def test_other_models_and_recipes_are_resumed_too(
 def test_rows_of_a_table_that_features_share_are_resumed_too(fields: dict[str, Any], tmp_path: Path) -> None:
     shared = replace(SPEC, num_rows=(300, 300, 400), num_hot=(3, 3, 5), multi_hot=(1,), same_table=(1,))
     write_shards(tmp_path / "shards", replace(shared, table_dims=(4, 2)))
-    run_until(tmp_path, tmp_path / "unbroken", None, OFF, **fields)
-    for stop in (22, None):
-        run_until(tmp_path, tmp_path / "stopped", stop, every(4), **fields)
-    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+    check_resumed(tmp_path, tmp_path, **fields)
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"placement": "lookahead"},
         {"model": "dcnv2", "placement": "cache", "loss_weights": "buy=0.2"},
+        pytest.param({"placement": "lookahead"}, marks=pytest.mark.slow),
         pytest.param({"placement": "hybrid", "device": "late:4"}, marks=pytest.mark.slow),
     ],
 )
 def test_runs_with_weights_and_several_labels_are_resumed_too(fields: dict[str, Any], tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", replace(SPEC, labels=("click", "buy"), has_weight=True))
-    run_until(tmp_path, tmp_path / "unbroken", None, OFF, **fields)
-    for stop in (22, None):
-        run_until(tmp_path, tmp_path / "stopped", stop, every(4), **fields)
-    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+    check_resumed(tmp_path, tmp_path, **fields)
 
 
 @pytest.mark.slow

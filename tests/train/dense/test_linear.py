@@ -82,6 +82,7 @@ def test_torch_multiplies_what_has_gaps_between_its_rows(monkeypatch: pytest.Mon
         torch.testing.assert_close(out, first @ second)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory by other rules")
 def test_products_reuse_memory() -> None:
     program = """

@@ -20,7 +20,6 @@ from hotset.tests.support.late_runs import PLACEMENTS
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.tests.support.trained_models import (
-    FIELDS,
     TIGHT,
     assert_equal_bits,
     assert_placements_agree,
@@ -224,6 +223,7 @@ def test_a_weight_counts_samples(seed: int, num_labels: int) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+FIELDS: dict[str, Any] = {"embedding_optimizer": "adagrad", "staging_bytes": 2_000, "prefetch": 3}
 LABELED = replace(TIGHT, labels=NAMES[:2], has_weight=True, num_evaluation=40)
 
 

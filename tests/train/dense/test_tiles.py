@@ -290,7 +290,7 @@ def test_any_shape_of_dcn_has_the_gradients_of_the_graph(
     assert max(map(distance, found, wanted)) <= 1e-4
 
 
-_SLOW = {("kaggle", 600, "bf16"), ("kaggle", 2500, "bf16"), ("three widths", 2500, "bf16")}
+_SLOW = {("kaggle", 2500, "bf16"), ("three widths", 2500, "bf16")}
 """A processor without bf16 takes seconds for large layers."""
 
 
@@ -301,7 +301,7 @@ _SLOW = {("kaggle", 600, "bf16"), ("kaggle", 2500, "bf16"), ("three widths", 250
             name, size, dtype, form, marks=[pytest.mark.slow] if (name, size, dtype) in _SLOW else []
         )
         for name, form, sizes in (
-            *((name, TiledStep, (1, 600, 2500)) for name in ("kaggle", "three widths")),
+            *((name, TiledStep, (1, 2500)) for name in ("kaggle", "three widths")),
             *((name, TiledStep, (1500,)) for name in ("parallel", "rank 1", "rows that are filled up")),
             ("bottom MLP", TiledStep, (1500,)),
             ("stacked", GraphTiles, (2500,)),
@@ -316,7 +316,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(
     batch, embeddings = drawn(SHAPES[name], num_samples)
     model, step = tiled(SHAPES[name], dtype=dtype, form=form)
     wanted = results(step, model, batch, embeddings)
-    for threads in (2, 3, 5):
+    for threads in (2, 5):
         model, step = tiled(SHAPES[name], threads=threads, dtype=dtype, form=form)
         assert_equal(results(step, model, batch, embeddings), wanted)
 
@@ -324,7 +324,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(
 @pytest.mark.parametrize(
     ("form", "name", "batch_size", "num_shares", "num_samples"),
     [
-        *((TiledStep, "kaggle", 2500, *sizes) for sizes in ((2, 2500), (4, 1900), (3, 2500), (8, 600))),
+        *((TiledStep, "kaggle", 2500, *sizes) for sizes in ((4, 1900), (3, 2500), (8, 600))),
         *(
             (TiledStep, "a rank that is filled up, in parallel", 1500, *sizes)
             for sizes in ((2, 1500), (4, 1100), (4, 7))

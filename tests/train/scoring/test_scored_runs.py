@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import torch
 
 import hotset
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.metrics import probabilities
+from hotset.tests.support.scored_runs import serving_inputs_of
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.build import build_trainer
-from hotset.train.config import TrainConfig
+from hotset.train.config import ExportConfig, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import Predictor, answers_of, load_model
 from hotset.train.metrics import Quality
@@ -25,6 +25,8 @@ from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run_config import read_config
 from hotset.train.run_folder.reader import read_weights
+from hotset.train.serving.export import build_graph
+from hotset.train.serving.run_tables import RunTables
 
 SCHEMA = """
 format = "csv"
@@ -192,14 +194,10 @@ def test_scores_of_a_down_sampled_log_are_those_of_the_whole_one(down_sampled: P
 
 
 def test_an_export_is_recalibrated_too(down_sampled: Path, folder: Path) -> None:
-    hotset.export(down_sampled, folder / "served")
-    program = torch.export.load(folder / "served/model.pt2").module()
-    namespace: dict[str, Any] = {"__file__": str(folder / "served/serving_inputs.py"), "__name__": "served"}
-    exec((folder / "served/serving_inputs.py").read_text(), namespace)
+    tables = RunTables.open(down_sampled)
     log = pl.read_csv(folder / "log.csv").head(50)
-    inputs = namespace["ServingInputs"](folder / "served").for_torch(log.to_dict(as_series=False))
-    with torch.no_grad():
-        probability_B, _ = program(*inputs)
+    inputs = serving_inputs_of(tables.schema).for_torch(log.to_dict(as_series=False))
+    probability_B, _ = build_graph(tables, ExportConfig())(*inputs)
     wanted = hotset.predict(down_sampled, log, progress=False)["probability"].to_numpy()
     np.testing.assert_allclose(probability_B.numpy(), wanted, rtol=1e-5)
 

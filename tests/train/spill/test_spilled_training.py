@@ -34,7 +34,7 @@ from hotset.train.spill.whole_run import SpilledTier
 SPEC = ShardSpec(
     num_rows=(5, 2500, 4000),
     num_hot=(5, 10, 20),
-    num_mixed=2400,
+    num_mixed=1600,
     num_evaluation=400,
     embedding_dim=16,
     skew=0,
@@ -172,11 +172,11 @@ def logits_of(trainer: Trainer) -> NDArray[np.float32]:
 
 
 def logits_on_the_way(trainer: Trainer) -> list[NDArray[np.float32]]:
-    """Predictions after every 15 steps, and at the end."""
+    """Predictions after every 12 steps, and at the end."""
     found = []
 
     def after_step(trainer: Trainer, *_: Any) -> None:
-        if trainer.step % 15 == 0:
+        if trainer.step % 12 == 0:
             found.append(logits_of(trainer))
 
     run_steps(trainer, after_step)
