@@ -390,25 +390,23 @@ class TableGroup:
             self.in_place.update(part, grad_PD, rate)
             return
         by_bag = part.ids.by_bag(part.lookups)
+        own_U, every_U = self._slots(part.lookups, part.plan)
+        split = part.plan.split
         # The sum of a row is over the whole batch, whichever pass updates it.
-        for slots_U in self._updated_slots(part):
+        for slots_U in [every_U] if split is None else self._in_passes(split, own_U):
             changed_U = without_tables(part.lookups, slots_U, self.frozen) if self.frozen else slots_U
             self._fast_rows.update(self.fast, by_bag, changed_U, grad_PD, part.ids.num_features, rate)
 
-    def _updated_slots(self, part: GroupStep) -> Iterator[NDArray[np.int64]]:
-        """Yield slots of distinct rows on the fast tier, -1 for those of another time, until all had theirs.
+    def _in_passes(self, split: SplitBatch, own_U: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Yield the slots of the rows to update next, -1 for the others, until all had their turn.
 
-        Rows that this process owns come right away; then each pass loads its rows again, and writes them back
-        once they are updated.
+        Rows that live on the fast tier come right away; then each pass loads its rows again, and writes them
+        back once they are updated.
         """
-        own_U, slots_U = self._slots(part.lookups, part.plan)
-        if part.plan.split is None:
-            yield slots_U
-            return
         yield own_U
-        for load, moves, slots_of_pass in self._passes(part.plan.split, own_U):
+        for load, moves, slots_U in self._passes(split, own_U):
             self.load(load)
-            yield slots_of_pass
+            yield slots_U
             self.load(Transfer(write_back=moves))
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
@@ -421,7 +419,9 @@ class TableGroup:
             slots_U = self.in_place.slots_of_rows(part.lookups)
             self._apply(self.slow, slots_U, sums_UD.cpu(), steps)
             return
-        for slots_U in self._updated_slots(part):
+        own_U, every_U = self._slots(part.lookups, part.plan)
+        split = part.plan.split
+        for slots_U in [every_U] if split is None else self._in_passes(split, own_U):
             self._apply(self.fast, slots_U, sums_UD, steps)
 
     def _apply(

@@ -117,7 +117,7 @@ def test_evaluation_reads_hot_rows_where_they_are_current() -> None:
 
 
 def run_order(
-    num_hot_only: int, num_mixed: int, losses: list[float], *, epochs: int = 1, variant: str = "paper"
+    num_hot_only: int, num_mixed: int, losses: list[float], epochs: int = 1, variant: str = "paper"
 ) -> tuple[list[int], list[tuple[str, int]], list[float]]:
     """The order, its phases as (kind, length), and the losses that were not asked for."""
     left: Iterator[float] = iter(losses)
@@ -132,27 +132,32 @@ def run_order(
     return numbers, phases, list(left)
 
 
-def test_mixed_batches_come_first_and_each_batch_comes_once() -> None:
-    numbers, phases, left = run_order(8, 4, [0.5, 0.4, 0.3])
-    assert sorted(numbers) == list(range(12))
-    assert phases == [("mixed", 2), ("hot", 4), ("mixed", 2), ("hot", 4)]
-    assert left == []
-
-
-def test_a_rise_of_test_loss_shortens_the_turns() -> None:
-    _, phases, left = run_order(8, 8, [0.5, 0.6, 0.6, 0.6, 0.6])
-    assert phases == [("mixed", 4), ("hot", 4), *[("mixed", 2), ("hot", 2)] * 2]
-    assert left == []
-
-
-def test_the_rate_is_kept_over_epochs() -> None:
-    _, phases, _ = run_order(4, 4, [0.5, 0.6, *[0.6] * 20], epochs=2)
-    assert phases == [("mixed", 2), ("hot", 2), *[("mixed", 1), ("hot", 1)] * 6]
-
-
-def test_the_codes_variant_switches_once_an_epoch_and_tests_nothing() -> None:
-    _, phases, _ = run_order(6, 4, [], epochs=2, variant="code")
-    assert phases == [("mixed", 4), ("hot", 6)] * 2
+@pytest.mark.parametrize(
+    ("order", "losses", "wanted"),
+    [
+        pytest.param((8, 4), [0.5, 0.4, 0.3], [("mixed", 2), ("hot", 4)] * 2, id="mixed ones come first"),
+        pytest.param(
+            (8, 8),
+            [0.5, 0.6, 0.6, 0.6, 0.6],
+            [("mixed", 4), ("hot", 4), *[("mixed", 2), ("hot", 2)] * 2],
+            id="a rise of the test loss shortens the turns",
+        ),
+        pytest.param(
+            (4, 4, 2),
+            [0.5, *[0.6] * 12],
+            [("mixed", 2), ("hot", 2), *[("mixed", 1), ("hot", 1)] * 6],
+            id="the rate is kept over epochs",
+        ),
+        pytest.param(
+            (6, 4, 2, "code"), [], [("mixed", 4), ("hot", 6)] * 2, id="the code's variant tests nothing"
+        ),
+    ],
+)
+def test_turns_follow_the_test_losses(order: Any, losses: list[float], wanted: list[tuple[str, int]]) -> None:
+    numbers, phases, left = run_order(*order[:2], losses, *order[2:])
+    assert phases == wanted and left == []
+    epochs = order[2] if len(order) > 2 else 1
+    assert sorted(numbers) == sorted([*range(sum(order[:2]))] * epochs)
 
 
 @pytest.mark.parametrize(("num_hot_only", "num_mixed"), [(5, 0), (0, 5)])
@@ -174,40 +179,35 @@ def test_epochs_are_shuffled_anew() -> None:
     assert numbers[:20] != numbers[20:]
 
 
-def rates(losses: list[float], start: float = 50.0) -> list[float]:
+@pytest.mark.parametrize(
+    ("losses", "start", "wanted"),
+    [
+        pytest.param([123.0], 50.0, [50.0], id="the first changes nothing"),
+        pytest.param([0.5, 0.6, 0.7, 0.7], 50.0, [50, 25, 12.5, 12.5], id="a rise halves"),
+        pytest.param([0.1, 0.2, 0.3, 0.4], 3.0, [3, 1.5, 1, 1], id="one at least"),
+        pytest.param([0.9, 0.8, 0.7, 0.6, 0.5], 80.0, [80, 80, 80, 80, 100], id="a hundred at most"),
+        pytest.param(
+            [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1],
+            10.0,
+            [10, 10, 10, 10, 20, 20, 20, 20, 40],
+            id="four falls in a row double, and count anew",
+        ),
+        pytest.param(
+            [0.9, 0.8, 0.7, 0.6, 0.65, 0.6, 0.55, 0.5, 0.45],
+            50.0,
+            [50, 50, 50, 50, 25, 25, 25, 25, 50],
+            id="a rise breaks a row of falls",
+        ),
+        pytest.param([0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.4, 0.3], 50.0, [50] * 8, id="an equal one, too"),
+    ],
+)
+def test_losses_change_the_rate(losses: list[float], start: float, wanted: list[float]) -> None:
     scheduler = ShuffleScheduler(rate=start)
     found = []
     for loss in losses:
         scheduler.observe(loss)
         found.append(scheduler.rate)
-    assert scheduler.losses == losses
-    return found
-
-
-def test_a_rise_halves_the_rate() -> None:
-    assert rates([0.5, 0.6, 0.7, 0.7]) == [50, 25, 12.5, 12.5]
-
-
-def test_the_rate_stays_at_one_or_more() -> None:
-    assert rates([0.1, 0.2, 0.3, 0.4], start=3.0) == [3, 1.5, 1, 1]
-
-
-def test_four_falls_in_a_row_double_the_rate_and_count_anew() -> None:
-    losses = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
-    assert rates(losses, start=10.0) == [10, 10, 10, 10, 20, 20, 20, 20, 40]
-
-
-def test_the_rate_stays_at_a_hundred_or_less() -> None:
-    assert rates([0.9, 0.8, 0.7, 0.6, 0.5], start=80.0)[-1] == 100
-
-
-def test_a_rise_or_an_equal_loss_breaks_a_row_of_falls() -> None:
-    assert rates([0.9, 0.8, 0.7, 0.6, 0.65, 0.6, 0.55, 0.5, 0.45])[-2:] == [25, 50]
-    assert rates([0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.4, 0.3]) == [50.0] * 8
-
-
-def test_the_first_loss_changes_nothing() -> None:
-    assert rates([123.0]) == [50]
+    assert found == wanted and scheduler.losses == losses
 
 
 @pytest.mark.parametrize(

@@ -225,16 +225,6 @@ def test_a_gradient_of_minus_zero_becomes_zero_as_in_every_sum() -> None:
     assert not np.signbit(sums).any()
 
 
-def test_a_part_of_the_positions_keeps_its_blocks(rng: np.random.Generator) -> None:
-    positions = np.flatnonzero(rng.random(900) < 0.3)
-    rows = rng.integers(0, 4, positions.size)
-    grad = rng.normal(size=(900, 2)).astype(F32)
-    distinct, sums = summed(grad, rows, positions, features=3)
-    expected = naive_sum(grad, rows, positions, features=3)
-    for row, total in zip(distinct.tolist(), sums, strict=True):
-        np.testing.assert_array_equal(total, expected[row])
-
-
 def test_the_error_of_a_long_sum_is_within_its_bound(rng: np.random.Generator) -> None:
     grad = rng.random((20_000, 2)).astype(F32)
     rows, positions = np.zeros(20_000, np.int64), np.arange(20_000)

@@ -5,7 +5,6 @@ Tests `graph` and `serving_inputs`, too.
 
 from __future__ import annotations
 
-import datetime
 import errno
 import itertools
 import json
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -27,18 +25,15 @@ import hotset
 from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import VocabularyTotals
-from hotset.pipeline.raw.column_values import Form, read_column
-from hotset.pipeline.raw.text_fields import GOOD
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.tests.support.logs.other_logs import Log, write_csv
-from hotset.tests.support.logs.text_spans import spans_of
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
 from hotset.train.config import ROW_TYPES, ExportConfig, RowType
 from hotset.train.serving import export as export_module
 from hotset.train.serving.export import CategoryIndex, build_graph, export_run, features_of, score_packed_rows
 from hotset.train.serving.predict import RunPredictor
 from hotset.train.serving.run_tables import RunTables
-from hotset.train.serving.serving_inputs import ServingInputs, category_of
+from hotset.train.serving.serving_inputs import ServingInputs
 
 TOLERANCE = 1e-5
 
@@ -276,29 +271,6 @@ def test_a_disk_without_room_for_the_model_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "form"),
-    [
-        ("2023-11-14 22:13:20.5 UTC", Form()),
-        ("2023/1/4 2:03:04.5 +0800", Form(zone="Asia/Shanghai")),
-        ("2023-11-14T22:13:20Z[UTC]", Form(zone="America/New_York")),
-        ("2023-11-14t22:13:20+01:00[Europe/Paris]", Form()),
-        ("2023-11-05 07:59", Form(zone="America/New_York")),
-        ("2023-11-14", Form(zone="Asia/Kathmandu")),
-        ("14/Nov/2023:22:13:20 +0130", Form(format="%d/%b/%Y:%H:%M:%S %z")),
-        ("23111422", Form(format="%y%m%d%H", zone="Asia/Tokyo")),
-        ("1700000000.75", Form("s")),
-        ("-0.5", Form("ms", zone="Asia/Tokyo")),
-        ("1699999999999999999", Form("ns")),
-    ],
-)
-def test_times_of_every_form_are_those_of_ingest(text: str, form: Form) -> None:
-    for kind in ("hour", "weekday"):
-        found = read_column(spans_of([text]), kind, form)
-        assert category_of(kind, text, form.unit, form.format, form.zone) == found.values[0]
-        assert found.states[0] == GOOD
-
-
 def test_forms_of_values_are_described() -> None:
     text = 'format = "csv"\nmissing = ["NULL"]\nzone = "Asia/Tokyo"\n[sparse]\nuser = "text"\n'
     described = features_of(read_schema(text + 'ts = { kind = "hour", format = "%H" }\n'))
@@ -313,23 +285,8 @@ def test_times_are_described_with_their_unit() -> None:
     assert day == {"name": "d", "column": "ts", "kind": "weekday", "is_list": False}
 
 
-def test_values_become_categories_as_in_a_log(lists: ScoredRun, tmp_path: Path) -> None:
-    """Numbers at the edges of 64 bits, and what is no number of the kind."""
-    assert category_of("unsigned", 2**64 - 1) == -1 and category_of("integer", -(2**63)) == -(2**63)
-    assert category_of("hex8", "FFFFFFFF") == 2**32 - 1
-    assert category_of("text", "") is None and category_of("integer", None) is None
-    assert category_of("text", float("nan")) is None and category_of("integer", np.float64("nan")) is None
-    assert category_of("integer", "12") == 12 and category_of("integer", True) == 1
-    for kind, value in (("integer", 1.5), ("integer", "x"), ("hex8", "xyz"), ("hex8", 7)):
-        with pytest.raises(ValueError):
-            category_of(kind, value)
-    # Times are those of the log, in UTC.
-    for value, unit in (("2024-05-05T23:30:00-01:00", None), (1_714_955_400_999, "ms"), ("1714955400", "s")):
-        assert (category_of("hour", value, unit), category_of("weekday", value, unit)) == (0, 1)
-    assert category_of("weekday", datetime.date(2024, 5, 5)) == 7 and category_of("hour", None, "s") is None
-    with pytest.raises(ValueError):
-        category_of("hour", "noon")
-    # An unknown text and a missing one get the rows that a log of them gets.
+def test_an_unknown_text_and_a_missing_one_have_rows_of_their_own(lists: ScoredRun, tmp_path: Path) -> None:
+    """Those that a log of them gets."""
     assert lists.lines is not None
     number = list(lists.lines.kinds).index("user")
     rows = [
@@ -350,37 +307,3 @@ def test_an_unknown_type_is_refused() -> None:
     settings: dict[str, Any] = {"row_type": "int4"}
     with pytest.raises(ConfigError, match="row_type must be one of fp32, fp16, bf16, int8, got 'int4'"):
         ExportConfig(**settings)
-
-
-def test_times_become_categories_as_in_a_log(tmp_path: Path) -> None:
-    """The time that divides the log into parts is not needed, and need not be there."""
-    start = datetime.datetime(2026, 1, 30, 21, 7, 59, 999_999, tzinfo=datetime.UTC)
-    times = [start + datetime.timedelta(hours=7 * row) for row in range(60)]
-    texts = [str(time.replace(tzinfo=None)) for time in times]
-    ticks = [int(time.timestamp() * 1000) for time in times]
-    pairs = enumerate(zip(texts, ticks, strict=True))
-    lines = [f"{row % 2},{row},{text},{tick}" for row, (text, tick) in pairs]
-    (tmp_path / "log.csv").write_text("\n".join(["y,at,ts,ms", *lines]))
-    (tmp_path / "log.toml").write_text(
-        """
-        format = "csv"
-        label = "y"
-        time = { column = "at", unit = "s" }
-        dense = []
-        [sparse]
-        ts = [{ kind = "weekday", name = "day" }, { kind = "hour", name = "hour" }]
-        ms = { kind = "hour", unit = "ms" }
-        """
-    )
-    schema = str(tmp_path / "log.toml")
-    hotset.preprocess(tmp_path / "log.csv", tmp_path / "data", schema=schema, workers=1, embedding_dim=4)
-    hotset.fit(tmp_path / "data", tmp_path / "run", threads=1)
-    scored = ScoredRun(tmp_path / "run", tmp_path / "data", tmp_path / "log.csv")
-    wanted = hotset.predict(scored.run, pl.DataFrame({"ts": times, "ms": ticks}))["probability"]
-    assert wanted.n_unique() > 20
-    for values in (texts, times, [text.replace(" ", "T") + "Z" for text in texts]):
-        found = logits_of_graph(scored, {"ts": values, "ms": ticks})
-        assert_close(1 / (1 + np.exp(-found)), wanted.to_numpy())
-    for kind, value, unit in (("hour", "noon", None), ("hour", 12, None), ("weekday", "x", "s")):
-        with pytest.raises(ValueError):
-            category_of(kind, value, unit)

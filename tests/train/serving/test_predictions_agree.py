@@ -122,12 +122,6 @@ def assert_all_agree(run: Path, data: Path, log: Log, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mean", "sum", "cross"])
-def test_lines_of_both_parts_agree(models: Models, name: str, tmp_path: Path) -> None:
-    """The lines of a validation and a test part, of which a batch has some of both."""
-    check(models, models.joined.rows, name)
-
-
-@pytest.mark.parametrize("name", ["mean", "sum", "cross"])
 @pytest.mark.parametrize("part", ["validation", "test"])
 def test_the_lines_of_one_part_agree(models: Models, part: Part, name: str, tmp_path: Path) -> None:
     """Also where a stored batch has samples of both parts: each is predicted from its own first sample."""

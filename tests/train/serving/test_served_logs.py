@@ -33,6 +33,7 @@ separator = ";"
 label = "y"
 missing = ["NULL", "-"]
 zone = "Asia/Kathmandu"
+time = { column = "stamp", unit = "s" }
 [dense]
 price = "float"
 raw = { kind = "float", transform = "none" }
@@ -46,7 +47,7 @@ code = "hex8"
 when = { kind = "hour", name = "hour", unit = "s" }
 at = { kind = "weekday", name = "day" }
 """
-COLUMNS = ["y", "price", "raw", "count", "item", "seen", "tags", "shop", "code", "when", "at"]
+COLUMNS = ["y", "price", "raw", "count", "item", "seen", "tags", "shop", "code", "when", "at", "stamp"]
 
 
 def field(rng: np.random.Generator, name: str) -> str:
@@ -75,7 +76,8 @@ def write_log(path: Path, seed: int, num_samples: int = 120) -> Path:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, delimiter=";")
         writer.writerow(COLUMNS)
-        writer.writerows([field(rng, name) for name in COLUMNS] for _ in range(num_samples))
+        for row in range(num_samples):
+            writer.writerow([*(field(rng, name) for name in COLUMNS[:-1]), 1_700_000_000 + row])
     return path
 
 
@@ -120,7 +122,7 @@ def test_raw_fields_of_a_log_have_the_probabilities_of_predict(folder: Path, tmp
 
 
 def typed_columns() -> dict[str, Any]:
-    """Columns of a frame in other types than text."""
+    """Columns of a frame in other types than text; the time that divides the log is not among them."""
     moment = datetime.datetime(2024, 2, 29, 23, 30, tzinfo=datetime.UTC)
     return {
         "price": pa.array([Decimal("1.50"), None, Decimal("-2.25")]),
