@@ -23,13 +23,12 @@ from ..rows.step_plan import (
     COLD_ROWS_IN_PLACE,
     NOTHING_TO_MOVE,
     ColdRows,
-    Moves,
     Placement,
     SplitBatch,
     StepPlan,
     Transfer,
 )
-from ..rows.tiers import Layout
+from ..rows.tiers import Layout, Moves
 
 
 class StagingPlacement(Placement):

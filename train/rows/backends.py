@@ -31,8 +31,7 @@ from ..threads import WorkThreads
 from . import kernels
 from .kernels import BLOCK_SAMPLES, num_levels
 from .optimizers import RowOptimizer, step_with_numba, step_with_torch
-from .step_plan import Moves
-from .tiers import InitialValues, Tier
+from .tiers import InitialValues, Moves, Tier
 
 LEAST_RANGE_LOOKUPS = 16_384
 """Lookups of a range of rows at least, some 0.4 ms of work; to wake a thread takes a tenth of that."""

@@ -19,31 +19,9 @@ from numpy.typing import NDArray
 
 from ...stats.batch_rows import LookupsByRow
 from ..data.batch import Batch, BatchIds, EmbeddingTable
-from .tiers import Layout
+from .tiers import Layout, Moves
 
 HotCopy = Literal["to_fast", "to_slow"]
-
-
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """Rows that change tiers, weights and state together."""
-
-    rows_N: NDArray[np.int64]
-    """Slots on the slow tier, none twice."""
-    slots_N: NDArray[np.int64]
-    """Slots on the fast tier, none twice."""
-    fetches_N: NDArray[np.int64] | None = None
-    """Where the slow tier is a file: numbers of the fetches that read these rows, counted over the run; of
-    rows written back those of their next fetches, -1 where there is none. None for other slow tiers."""
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.rows_N.size)
-
-    def part(self, chosen: slice | NDArray[np.bool_]) -> Moves:
-        """Return some of the moves."""
-        fetches_N = None if self.fetches_N is None else self.fetches_N[chosen]
-        return Moves(self.rows_N[chosen], self.slots_N[chosen], fetches_N)
 
 
 NO_MOVES = Moves(np.empty(0, np.int64), np.empty(0, np.int64))

@@ -28,8 +28,8 @@ from .backends import NumbaRows, RowBackend, backend_of, fetch, initialize_rows,
 from .changed_rows import ChangedRows
 from .kernels import copy_rows
 from .optimizers import RowOptimizer
-from .step_plan import ColdRows, GroupStep, Moves, Placement, SplitBatch, StepPlan, Transfer
-from .tiers import FileTier, InitialValues, Tier, TrafficCounter, Way
+from .step_plan import ColdRows, GroupStep, Placement, SplitBatch, StepPlan, Transfer
+from .tiers import FileTier, InitialValues, Moves, Tier, TrafficCounter, Way
 
 # ruff: noqa: N815  (arrays carry shape suffixes)
 

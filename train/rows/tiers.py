@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -40,9 +40,6 @@ from ..data.batch import BatchIds
 from ..metrics import Kind, Meter
 from ..threads import WorkThreads
 from .kernels import copy_rows, fill_initial_rows
-
-if TYPE_CHECKING:
-    from .step_plan import Moves
 
 
 @dataclass(slots=True)
@@ -302,6 +299,28 @@ class Layout:
         # Of several tables with one base all but the last are empty.
         tables_N = np.searchsorted(self.base_F, slots_N, side="right") - 1
         return tables_N, slots_N - self.base_F[tables_N] + self.first_F[tables_N]
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Rows that change tiers, weights and state together."""
+
+    rows_N: NDArray[np.int64]
+    """Slots on the slow tier, none twice."""
+    slots_N: NDArray[np.int64]
+    """Slots on the fast tier, none twice."""
+    fetches_N: NDArray[np.int64] | None = None
+    """Where the slow tier is a file: numbers of the fetches that read these rows, counted over the run; of
+    rows written back those of their next fetches, -1 where there is none. None for other slow tiers."""
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.rows_N.size)
+
+    def part(self, chosen: slice | NDArray[np.bool_]) -> Moves:
+        """Return some of the moves."""
+        fetches_N = None if self.fetches_N is None else self.fetches_N[chosen]
+        return Moves(self.rows_N[chosen], self.slots_N[chosen], fetches_N)
 
 
 class Tier:

@@ -28,9 +28,9 @@ from ...stats.lookahead.step_plans import NEVER, RowStream, StepPlans, next_uses
 from ..placements.staging import PlanQueue, StagingPlacement
 from ..placements.step_source import StepSource
 from ..rows.embeddings import used_slow_rows
-from ..rows.step_plan import ColdRows, Moves
+from ..rows.step_plan import ColdRows
 from ..rows.table_group import TableGroup
-from ..rows.tiers import FileTier, InitialValues, Layout
+from ..rows.tiers import FileTier, InitialValues, Layout, Moves
 from ..threads import WorkThreads
 from .row_store import RowStore
 from .run_plan import (

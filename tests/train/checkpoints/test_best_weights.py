@@ -15,8 +15,8 @@ import pytest
 from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError
 from hotset.tests.support.processes.kills import Killed
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
+from hotset.tests.support.processes.stopped_runs import WITH_LOG, WITH_ORDER, assert_same_files, train_until
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.stopped_runs import WITH_LOG, WITH_ORDER, assert_same_files, train_until
 from hotset.train import loop, run_log
 from hotset.train.build import build_trainer
 from hotset.train.checkpoints import best_weights

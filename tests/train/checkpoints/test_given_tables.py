@@ -16,7 +16,7 @@ import hotset
 from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError, InputError
 from hotset.pipeline.formats import vector_file
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
-from hotset.tests.support.stopped_runs import assert_same_files, train_until
+from hotset.tests.support.processes.stopped_runs import assert_same_files, train_until
 from hotset.train.config import TrainConfig
 from hotset.train.fit import FittedRun
 from hotset.train.run import RunOptions, train

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError, ShardError
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
+from hotset.tests.support.processes.stopped_runs import WITH_LOG, assert_same_files, train_until
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.stopped_runs import WITH_LOG, assert_same_files, train_until
 from hotset.train.checkpoints.source_run import _open_maps, open_source
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards, vocabulary_of

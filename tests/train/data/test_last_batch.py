@@ -14,8 +14,8 @@ import hotset
 from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError
 from hotset.pipeline.settings import LastBatch
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
+from hotset.tests.support.processes.stopped_runs import WITH_ORDER, assert_same_files, train_until
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.stopped_runs import WITH_ORDER, assert_same_files, train_until
 from hotset.tests.support.trained_models import (
     EACH_WAY,
     STAGING,

@@ -17,7 +17,7 @@ import torch
 import hotset
 from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.totals import by_feature, for_features
-from hotset.tests.support.stopped_runs import assert_same_files, train_until
+from hotset.tests.support.processes.stopped_runs import assert_same_files, train_until
 from hotset.tests.support.trained_models import no_log
 from hotset.train.build import build_trainer
 from hotset.train.build_model import import_class

@@ -135,15 +135,17 @@ def run_order(
 @pytest.mark.parametrize(
     ("order", "losses", "wanted"),
     [
-        pytest.param((8, 4), [0.5, 0.4, 0.3], [("mixed", 2), ("hot", 4)] * 2, id="mixed ones come first"),
         pytest.param(
-            (8, 8),
+            (8, 4, 1, "paper"), [0.5, 0.4, 0.3], [("mixed", 2), ("hot", 4)] * 2, id="mixed ones come first"
+        ),
+        pytest.param(
+            (8, 8, 1, "paper"),
             [0.5, 0.6, 0.6, 0.6, 0.6],
             [("mixed", 4), ("hot", 4), *[("mixed", 2), ("hot", 2)] * 2],
             id="a rise of the test loss shortens the turns",
         ),
         pytest.param(
-            (4, 4, 2),
+            (4, 4, 2, "paper"),
             [0.5, *[0.6] * 12],
             [("mixed", 2), ("hot", 2), *[("mixed", 1), ("hot", 1)] * 6],
             id="the rate is kept over epochs",
@@ -153,11 +155,13 @@ def run_order(
         ),
     ],
 )
-def test_turns_follow_the_test_losses(order: Any, losses: list[float], wanted: list[tuple[str, int]]) -> None:
-    numbers, phases, left = run_order(*order[:2], losses, *order[2:])
+def test_turns_follow_the_test_losses(
+    order: tuple[int, int, int, str], losses: list[float], wanted: list[tuple[str, int]]
+) -> None:
+    num_hot_only, num_mixed, epochs, variant = order
+    numbers, phases, left = run_order(num_hot_only, num_mixed, losses, epochs=epochs, variant=variant)
     assert phases == wanted and left == []
-    epochs = order[2] if len(order) > 2 else 1
-    assert sorted(numbers) == sorted([*range(sum(order[:2]))] * epochs)
+    assert sorted(numbers) == sorted([*range(num_hot_only + num_mixed)] * epochs)
 
 
 @pytest.mark.parametrize(("num_hot_only", "num_mixed"), [(5, 0), (0, 5)])

@@ -33,8 +33,7 @@ from hotset.train.rows.backends import (
     write_back,
 )
 from hotset.train.rows.optimizers import RowOptimizer
-from hotset.train.rows.step_plan import Moves
-from hotset.train.rows.tiers import InitialValues, Layout, Tier
+from hotset.train.rows.tiers import InitialValues, Layout, Moves, Tier
 from hotset.train.threads import WorkThreads
 
 NAMES = OPTIMIZERS

@@ -14,8 +14,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from hotset.pipeline.errors import KIB, ByteSize, ConfigError
 from hotset.tests.support.naive.naive_lookups import SPEC, naive_embeddings
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
+from hotset.tests.support.processes.stopped_runs import assert_same_files, train_until
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.stopped_runs import assert_same_files, train_until
 from hotset.tests.support.trained_models import EACH_WAY, assert_equal_bits, no_log
 from hotset.train.build import build_trainer
 from hotset.train.build_embeddings import RunStart

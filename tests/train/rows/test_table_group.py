@@ -22,13 +22,12 @@ from hotset.train.rows.step_plan import (
     NOTHING_TO_MOVE,
     GroupStep,
     InPlace,
-    Moves,
     SplitBatch,
     StepPlan,
     Transfer,
 )
 from hotset.train.rows.table_group import TableGroup
-from hotset.train.rows.tiers import InitialValues, Layout, Tier, TrafficCounter
+from hotset.train.rows.tiers import InitialValues, Layout, Moves, Tier, TrafficCounter
 from hotset.train.threads import WorkThreads
 
 NUM_ROWS, NUM_HOT, DIM = [3, 8], [3, 2], 4

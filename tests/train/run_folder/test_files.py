@@ -21,8 +21,8 @@ import torch
 from hotset.pipeline.errors import HotsetError, MissingExtraError, install_hint
 from hotset.pipeline.folders.manifest import RecordError
 from hotset.tests.support.processes.made_up_tensorboard import STUB, written
+from hotset.tests.support.processes.stopped_runs import train_until
 from hotset.tests.support.shard_factory import write_shards
-from hotset.tests.support.stopped_runs import train_until
 from hotset.train.config import TrainConfig
 from hotset.train.run import RunOptions, train
 from hotset.train.run_config import RunConfig, read_config
