@@ -6,7 +6,7 @@ changes.safetensors  of every table ``T``:
                          T.gone        (G,) int64, ascending: tombstones of categories that went
                          T.oov, T.missing  (D,) float32, the rows of unknown and of missing categories
                      and the tensors of the dense layers, ``dense.…``
-features.json        the features, as in a whole export, but without the longest histories of a model
+features.json        the features, as in a whole export
 model.json           the layers, the schema and the type of the rows, as in a whole export
 README.md            what a server does with them
 manifest.json        written last: bytes and checksums of these files, fingerprints of the two runs
@@ -35,6 +35,7 @@ from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..build_model import ModelSource, build_model
 from ..config import ExportConfig, RowType
+from ..evaluate import load_dense_layers
 from ..model.shapes import ModelInputs
 from ..run_folder.reader import read_finite
 from .export import ONNX, PROGRAM, STAGE, VERSION, ServedTable, features_of, graph_of, write_export
@@ -82,6 +83,7 @@ def export_changes(
     config: ExportConfig | None = None,
     *,
     vocabulary: Path | None = None,
+    model_source: ModelSource | None = None,
     progress: ProgressCallback = silent,
 ) -> list[TableChanges]:
     """Write the changes to ``out``; return how much changed, table by table.
@@ -104,9 +106,8 @@ def export_changes(
     inputs = [{"name": name, "fingerprint": each.fingerprint} for name, each in pairs]
     with whole_folder(out, stage=STAGE, version=VERSION, inputs=inputs) as folder:
         # The dense layers go whole, as every step changes them.
-        tensors = {
-            name: read_finite(run, new.weights, name) for name in new.weights if name.startswith(DENSE_PREFIX)
-        }
+        model = load_dense_layers(run, new.config, new.weights, model_source)
+        tensors = dict(model.state_dict(prefix=DENSE_PREFIX))
         counts = []
         # Of each table only the categories whose row is new or differs, and those that went.
         for found, before in zip(new.categories(progress), old.categories(), strict=True):
@@ -114,7 +115,7 @@ def export_changes(
             counts.append(of_table)
             tensors |= own
         (folder / CHANGES).write_bytes(save({name: each.contiguous() for name, each in tensors.items()}))
-        write_json(folder / FEATURES, features_of(new.schema, new.config.labels))
+        write_json(folder / FEATURES, features_of(new.schema, new.config.labels, model.histories))
         write_json(folder / MODEL, ExportedModel.of(new, config.row_type).to_json())
         readme = _README.format(since=old.fingerprint, run=new.fingerprint)
         (folder / "README.md").write_bytes(readme.encode())

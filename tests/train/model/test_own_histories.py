@@ -316,11 +316,13 @@ def test_changes_of_a_later_run_are_applied(run: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"init_from": run / "run", "pooling": "mean", "epochs": 2}
     hotset.fit(run / "data", tmp_path / "later", model=Last, progress=False, **settings)
     hotset.export(run / "run", tmp_path / "served", model=Last)
-    export_changes(tmp_path / "later", run / "run", tmp_path / "changes")
+    export_changes(tmp_path / "later", run / "run", tmp_path / "changes", model_source=Last)
     hotset.apply(tmp_path / "served", tmp_path / "changes", tmp_path / "new", model=Last, progress=False)
     hotset.export(tmp_path / "later", tmp_path / "whole", model=Last)
     for name in ("features.json", "model.json", "README.md"):
         assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    features = (tmp_path / "changes/features.json").read_text()
+    assert features == (tmp_path / "whole/features.json").read_text() and '"most_elements": 3' in features
     log = pl.read_parquet(run / "log.parquet")[:50]
     program: Any = torch.export.load(tmp_path / "new/model.pt2").module()
     with torch.no_grad():
