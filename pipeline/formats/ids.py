@@ -395,18 +395,6 @@ def read_batches(
         return [_rows_of(reader.get_batch(number), path, shards, widths) for number in batches]
 
 
-def lookups_of_batches(
-    entry: FileEntry, batches: Sequence[int], shards: Manifest
-) -> Iterator[tuple[int, list[TableLookups]]]:
-    """Hash a file, and yield the samples and the lookups by table of these of its batches."""
-    path = shards.hashed_path(entry)
-    with damage_named(path, ShardError, "cannot be read"):
-        reader = open_mapped(path)
-        for number in batches:
-            ids = _ids_of(reader.get_batch(number), path, shards)
-            yield ids.matrix.shape[0], ids.by_table
-
-
 def _ids_of(batch: Any, path: Path, shards: Manifest) -> PartIds:
     ids = PartIds.read(batch, ShardsTotals.of(shards).tables)
     ids.check_ids(path)

@@ -48,7 +48,7 @@ from ..threads import WorkThreads
 from .batches import RankBatch, ReplicatedRows, part_of_rank, rank_batch
 from .embeddings import HotColdEmbeddings, ReplicatedOptimizer
 from .rank_rows import RankRows
-from .sharding import choose_num_replicated, codecs_of, plan_sharding, row_uses
+from .sharding import choose_num_replicated, codecs_of, count_uses, plan_sharding
 from .steps import STEPS_AGREED_ON, StepOptimizers, TorchRecSteps
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def build_torchrec_trainer(
     optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr)
     codecs = codecs_of(exchange, device)
     dense = _build_layers(shards, config, answers, model_source, ranks.num_ranks).to(device)
-    uses = row_uses(shards, ranks.num_ranks)
+    (uses,) = count_uses(shards, [ranks.num_ranks])
     rows = _divide_rows(shards, config, uses, ranks)
     model = shard(
         RankModel(HotColdEmbeddings(rows, device), dense, config, objective),

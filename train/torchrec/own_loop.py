@@ -27,7 +27,7 @@ from .batches import RankBatches, ReplicatedRows
 from .embeddings import ReplicatedOptimizer
 from .engine import shard
 from .rank_rows import RankRows, tables_in
-from .sharding import choose_num_replicated, row_uses
+from .sharding import choose_num_replicated, count_uses
 
 _TIMEOUT_SECONDS = 1800.0
 """Torch's default: a rank may open its shards while the others wait."""
@@ -68,7 +68,7 @@ class RankData:
         self._shards = Shards.open(local_path(data))
         self._shards.verify()
         self._device = torch.device(device)
-        self._uses = row_uses(self._shards, self.world_size)
+        (self._uses,) = count_uses(self._shards, [self.world_size])
         if num_replicated is None:
             num_replicated = choose_num_replicated(self._shards, TrainConfig(), self._uses)
         self.rows = ReplicatedRows(self._shards.tables, tuple(num_replicated), pooling)

@@ -25,10 +25,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...pipeline.errors import ConfigError, first_line
-from ...pipeline.folders.totals import ShardsTotals
-from ...pipeline.statistics.replication import count_uses, table_sizes
+from ...pipeline.folders.totals import ShardsTotals, multi_hot
+from ...pipeline.formats.ids import ONE_EACH, PartIds
+from ...pipeline.runtime.progress import Progress, no_progress
+from ...pipeline.statistics.replication import table_sizes
 from ...stats.ranking.row_bytes import row_bytes
-from ...stats.replication import Network, RowUses, choose_prefixes
+from ...stats.replication import Network, RowUses, UseCounter, choose_prefixes
 from ..config import TrainConfig
 from ..data.shards import Shards
 
@@ -38,9 +40,42 @@ _ROOM = 0.75
 """Share of a GPU's free memory that sharded rows may take."""
 
 
-def row_uses(shards: Shards, world_size: int) -> RowUses:
-    """Count how the ranks of a run use the rows of shards."""
-    return count_uses(shards.manifest, world_size)
+MOST_STEPS = 256
+"""Batches that are counted at most: 2 s CPU with 26 tables and batches of 8,192."""
+
+
+def count_uses(
+    shards: Shards,
+    rank_counts: Sequence[int],
+    *,
+    most_steps: int = MOST_STEPS,
+    progress: Progress = no_progress,
+) -> list[RowUses]:
+    """Count how the ranks of a run use rows, for several numbers of ranks.
+
+    Each rank takes its part of a batch. Of a long epoch some batches are counted, drawn evenly from hot-only
+    and mixed ones; they are verified as those of a training are. Every rank counts by itself: counts of all
+    rows would be more to send than these batches are to read. Takes 8 bytes of memory per row and number.
+
+    Raises:
+        ShardError: damaged shards.
+    """
+    # Hot-only batches first, so that even steps take as large a share of each kind.
+    order = np.argsort(~shards.is_hot_only, kind="stable")
+    places = np.linspace(0, order.size - 1, min(most_steps, order.size)).astype(np.int64)
+    numbers = np.sort(order[np.unique(places)]).tolist()
+    tables = ShardsTotals.of(shards.manifest).tables
+    lists = [feature.name for feature in multi_hot(tables)]
+    counters = [UseCounter([table.num_rows for table in tables], num_ranks) for num_ranks in rank_counts]
+    for done, number in enumerate(numbers, 1):
+        read = shards.training_lookups(number)
+        bags = {name: (own.offsets_B1, own.ids_N) for name, own in zip(lists, read.bags, strict=True)}
+        of_tables = PartIds(tables, read.ids_BF, bags).by_table
+        arrays = [(own.ids, None if own.offsets is ONE_EACH else own.offsets) for own in of_tables]
+        for counter in counters:
+            counter.add(read.num_samples, arrays)
+        progress("batches", done, len(numbers))
+    return [counter.found() for counter in counters]
 
 
 def choose_num_replicated(shards: Shards, config: TrainConfig, uses: RowUses) -> tuple[int, ...]:

@@ -44,14 +44,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB, ByteSize, ConfigError
 from ...pipeline.folders.manifest import hash_file
 from ...pipeline.folders.totals import ShardsTotals
-from ...pipeline.statistics.replication import (
-    CHOSEN,
-    DISTINCT,
-    FAE,
-    count_uses,
-    replication_of,
-    table_sizes,
-)
+from ...pipeline.statistics.replication import CHOSEN, DISTINCT, FAE, replication_of, table_sizes
 from ...pipeline.statistics.traffic import Trace, ranked_epoch
 from ...stats.codecs import CODEC_NAMES, MessageShape, codec_of
 from ...stats.exchange import MOST_RANKS, RankedEpoch, count_exchange
@@ -63,6 +56,7 @@ from ...train.data.shards import Shards
 from ...train.recipe_options import RecipeOptions
 from ...train.run import train
 from ...train.run_folder.reader import read_weights
+from ...train.torchrec.sharding import count_uses
 from .examples.torchrec_ranks import Spy, call_on_ranks
 from .harness import (
     Facts,
@@ -322,7 +316,7 @@ def compare_splits(options: argparse.Namespace, log: Path, folder: Path) -> Fact
                 embedding_dim=options.embedding_dim,
                 hot_bytes=hot_bytes,
             )
-            for row in replication_of(shards.manifest, options.ranks):
+            for row in replication_of(shards.manifest, count_uses(shards, options.ranks)):
                 found.append({"hot_bytes": int(hot_bytes), **_summary(row)})
                 tell(json.dumps(found[-1]["splits"]))
     return {"embedding_dim": options.embedding_dim, "comparisons": found}
@@ -373,7 +367,7 @@ def spy_on_ranks(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     tables = table_sizes(shards.manifest, totals.embedding_optimizer)
     found = []
     for num_ranks in options.ranks:
-        uses = count_uses(shards.manifest, num_ranks)
+        (uses,) = count_uses(shards, [num_ranks])
         splits = {
             CHOSEN: choose_prefixes(uses, tables, Network()).num_replicated,
             DISTINCT: (0,) * len(tables),

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from rich.console import Console
 
 from ...pipeline.errors import ByteSize, ConfigError, require_at_least
-from ...pipeline.folders.manifest import shards_in
 from ...pipeline.folders.whole_file import check_target, whole_file
 from ...pipeline.runtime.tasks import Resources, num_workers
 from ...pipeline.statistics.replication import replication_of
@@ -165,15 +164,14 @@ class AdviseCommand(JsonCommand):
         speeds = self.measured_speeds()
         network = Network() if speeds is None else speeds.network()
         device_bytes = self.fast_bytes[0] if self.fast_bytes else None
+        # These import torch, as hotset's own advice does not.
+        from ...train.data.shards import Shards
+        from ...train.torchrec.sharding import count_uses
+
+        shards = Shards.open(self.dir)
         with progress_bars() as progress:
-            resources = Resources(progress=progress)
-            found = replication_of(
-                shards_in(self.dir),
-                self.devices or (2, 4, 8),
-                device_bytes=device_bytes,
-                network=network,
-                resources=resources,
-            )
+            uses = count_uses(shards, self.devices or (2, 4, 8), progress=progress)
+        found = replication_of(shards.manifest, uses, device_bytes=device_bytes, network=network)
         if self.json:
             print_json({"network": asdict(network), "device_bytes": device_bytes, "devices": found})
         else:

@@ -61,7 +61,7 @@ from hotset.train.run_folder.files import ReservedRoom, claimed
 from hotset.train.run_log import read_summary
 from hotset.train.spill.row_store import BlockFile
 from hotset.train.spill.run_plan import mapped_zeros
-from hotset.train.torchrec.sharding import codecs_of, plan_sharding, row_uses
+from hotset.train.torchrec.sharding import codecs_of, count_uses, plan_sharding
 from hotset.workflows import characterise as module
 from hotset.workflows.characterise import Cell, CellFile, CellRun
 
@@ -702,7 +702,7 @@ def test_a_table_that_torchrec_cannot_place_gets_constraints(tmp_path: Path) -> 
             [EmbeddingCollectionSharder(fused_params={})],
             shards,
             (5, 40, 0),
-            row_uses(shards, 2),
+            count_uses(shards, [2])[0],
             device=torch.device("cpu"),
             optimizer="sgd",
             constraints={"C3": ParameterConstraints(sharding_types=[kind], compute_kernels=["fused"])},

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hotset.pipeline.errors import ByteSize, ConfigError
+from hotset.pipeline.statistics.replication import table_sizes
 from hotset.tests.support.real_torchrec import needs_torchrec
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
@@ -24,8 +25,8 @@ from hotset.train.torchrec.sharding import (
     choose_num_replicated,
     codecs_of,
     constraints_of,
+    count_uses,
     plan_sharding,
-    row_uses,
     use_statistics,
 )
 
@@ -58,6 +59,36 @@ def shards(tmp_path: Path) -> Shards:
 REPLICATED = (5, 3, 4)
 
 
+@pytest.mark.parametrize("order", ["grouped", "original"])
+def test_uses_are_those_of_the_batches_that_training_reads(tmp_path: Path, order: str) -> None:
+    write_shards(
+        tmp_path,
+        ShardSpec(multi_hot=(1, 2), same_table=(2,), num_rows=(5, 40, 40), num_hot=(3, 10, 10), order=order),
+    )
+    shards = Shards.open(tmp_path)
+    uses, _ = count_uses(shards, [3, 2])
+    wanted = [np.zeros(table.num_rows, np.int64) for table in shards.tables]
+    for number in range(shards.num_training_batches):
+        batch = shards.training_batch(number)
+        ends = [batch.num_samples * rank // 3 for rank in range(4)]
+        for rank in range(3):
+            part = batch.cut(ends[rank], ends[rank + 1])
+            # The second table has two features, whose rows are the same.
+            found = [part.ids_BF[:, 0], np.concatenate([bags.ids_N for bags in part.bags])]
+            for own, ids in zip(wanted, found, strict=True):
+                own[np.unique(ids)] += 1
+    assert [own.tolist() for own in uses.uses] == [own.tolist() for own in wanted]
+    assert uses.samples_S.sum() == shards.num_training_samples
+    assert [table.num_features for table in table_sizes(shards.manifest, "sgd")] == [1, 2]
+
+
+def test_a_long_epoch_is_sampled_evenly_from_both_kinds(tmp_path: Path) -> None:
+    write_shards(tmp_path, ShardSpec(num_hot_only=320, num_mixed=640))
+    (uses,) = count_uses(Shards.open(tmp_path), [2], most_steps=6)
+    is_hot_only = (uses.largest_ST < np.array([5, 10, 20])).all(axis=1)
+    assert (uses.num_steps, is_hot_only.sum()) == (6, 2)
+
+
 def collection(shards: Shards) -> tuple[nn.Module, list[Any]]:
     """Return a model with the sharded rows, as the engine builds it, and its sharders."""
     from torchrec import EmbeddingCollection, EmbeddingConfig
@@ -80,7 +111,7 @@ def collection(shards: Shards) -> tuple[nn.Module, list[Any]]:
 def plan_of(shards: Shards, device: torch.device, optimizer: str, num_ranks: int = 2, **more: Any) -> Any:
     """Return the plan of each table of the collection."""
     model, sharders = collection(shards)
-    uses = row_uses(shards, num_ranks)
+    (uses,) = count_uses(shards, [num_ranks])
     plan = plan_sharding(
         model, sharders, shards, REPLICATED, uses, device=device, optimizer=optimizer, **more
     )
@@ -88,7 +119,7 @@ def plan_of(shards: Shards, device: torch.device, optimizer: str, num_ranks: int
 
 
 def test_replicated_rows_fit_in_the_hot_bytes(shards: Shards) -> None:
-    uses = row_uses(shards, 4)
+    (uses,) = count_uses(shards, [4])
     free = choose_num_replicated(shards, TrainConfig(hot_bytes=ByteSize(1 << 30)), uses)
     row = 4 * 16
     assert 2 * row < sum(free) * row
@@ -112,7 +143,7 @@ def test_every_table_is_planned_and_none_is_copied(shards: Shards, num_ranks: in
 @needs_torchrec
 def test_a_table_that_is_more_than_a_part_of_all_may_be_divided_by_rows(shards: Shards) -> None:
     model, _ = collection(shards)
-    uses = row_uses(shards, 2)
+    (uses,) = count_uses(shards, [2])
     found = constraints_of(
         model, shards, REPLICATED, uses, device=CPU, optimizer="rowwise-adagrad", cache_bytes=0
     )

@@ -13,12 +13,13 @@ import pytest
 from rich.console import Console
 
 from hotset.pipeline.errors import ByteSize, ConfigError
-from hotset.pipeline.folders.manifest import shards_in
 from hotset.pipeline.runtime.tasks import Resources, num_workers
 from hotset.pipeline.statistics.replication import CHOSEN, DISTINCT, FAE, POOLED, replication_of
 from hotset.stats.replication import Network
 from hotset.stats.step_times import Machine
 from hotset.train.advice import AdviceConfig, MachineSpeeds, advise
+from hotset.train.data.shards import Shards
+from hotset.train.torchrec.sharding import count_uses
 from hotset.workflows.cli import main
 from hotset.workflows.commands.advise import AdviseCommand, show_advice
 from hotset.workflows.machine import cpu_model
@@ -254,7 +255,9 @@ def test_splits_are_compared_without_training(
     found = json.loads(capsys.readouterr().out)
     assert found["network"]["exchange_seconds"] == 5e-4
     network = Network(exchange_seconds=5e-4)
-    wanted = replication_of(shards_in(data), (4,), device_bytes=64 << 20, network=network)
+    shards = Shards.open(data)
+    uses = count_uses(shards, [4])
+    wanted = replication_of(shards.manifest, uses, device_bytes=64 << 20, network=network)
     assert found["devices"] == json.loads(json.dumps(wanted))
 
 
