@@ -41,7 +41,7 @@ from torch import nn
 from ..pipeline.errors import ConfigError, HotsetError, first_line, system_fault
 from ..pipeline.folders.totals import multi_hot
 from ..pipeline.schema.schema import nearest
-from .config import MOST_HISTORY, ModelConfig, Pooling
+from .config import MOST_HISTORY, ModelConfig, Pooling, parse_arguments
 from .data.batch import EmbeddingTable
 from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, set_mode
 from .model.dlrm import Dlrm
@@ -447,7 +447,7 @@ def build_model(
         model.histories = dict.fromkeys(lists, model.shape.num_elements)
         return model
     chosen = model_source or import_class(config.name)
-    module = build_module(chosen, config.name, seed, inputs, **config.keyword_arguments())
+    module = build_module(chosen, config.name, seed, inputs, **parse_arguments(config.arguments))
     own = UserModel(module, config.name, inputs)
     try_model(own, seed, least_samples)
     return own

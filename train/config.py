@@ -80,7 +80,7 @@ class CodecChoice:
     """Bounds of some tables, by name."""
 
 
-def parse_codec(option: str, text: str) -> CodecChoice:
+def parse_codec(text: str) -> CodecChoice:
     """Read a codec, such as ``int8`` or ``bounded:0.03,C3=0.01``.
 
     Raises:
@@ -91,7 +91,7 @@ def parse_codec(option: str, text: str) -> CodecChoice:
         return CodecChoice(kind)
     if kind != "bounded" or not setting:
         names = ", ".join(FIXED_CODECS)
-        raise ConfigError(f"{option} must be {names}, auto or bounded:E, got {text!r}")
+        raise ConfigError(f"exchange must be {names}, auto or bounded:E, got {text!r}")
     # The bound of all tables, then those of single ones; of the published ones each table has its own.
     first, *others = setting.split(",")
     of_tables: list[tuple[str, float]] = []
@@ -99,22 +99,22 @@ def parse_codec(option: str, text: str) -> CodecChoice:
         bound: float | None = BASE
         of_tables += published_bounds(first).items()
     else:
-        bound = None if first == BY_SIZE else _parse_bound(option, first)
+        bound = None if first == BY_SIZE else _parse_bound(first)
     for each in others:
         name, equals, number = each.partition("=")
         if not equals:
-            raise ConfigError(f"{option}: want TABLE=BOUND, got {each!r}")
-        of_tables.append((name, _parse_bound(option, number)))
+            raise ConfigError(f"exchange: want TABLE=BOUND, got {each!r}")
+        of_tables.append((name, _parse_bound(number)))
     return CodecChoice("bounded", bound, tuple(of_tables))
 
 
-def _parse_bound(option: str, text: str) -> float:
+def _parse_bound(text: str) -> float:
     try:
         bound = float(text)
     except ValueError:
         bound = float("nan")
     if not LEAST_BOUND <= bound < _BELOW_BOUND:
-        raise ConfigError(f"{option}: a bound is a number from 2**-16 to below {_BELOW_BOUND}, got {text!r}")
+        raise ConfigError(f"exchange: a bound is a number from 2**-16 to below {_BELOW_BOUND}, got {text!r}")
     return bound
 
 
@@ -137,17 +137,12 @@ class ExchangeOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parse_codec("exchange", self.exchange)
+        parse_codec(self.exchange)
         if self.exchange_feedback and self.exchange == "none":
             raise ConfigError(
                 "exchange_feedback keeps the errors of gradients, which have none here: "
                 "give --exchange int8, too"
             )
-
-    @property
-    def names_codecs(self) -> bool:
-        """Return whether anything is asked to cross in fewer bytes."""
-        return self.exchange != "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,10 +336,6 @@ class ModelConfig(JsonRecord):
     def name(self) -> str:
         """The model as messages call it."""
         return self.class_name or self.kind
-
-    def keyword_arguments(self) -> Mapping[str, Any]:
-        """Return the keyword arguments of the constructor."""
-        return parse_arguments(self.arguments)
 
     def check_values(self, where: str) -> None:
         for key in ("bottom_widths", "top_widths", "attention_widths", "last_widths"):

@@ -31,6 +31,7 @@ from .checkpoints.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoi
 from .checkpoints.source_run import SourceRun, open_source, optimizer_states
 from .config import (
     AUTO,
+    EXACT_CODEC,
     CheckpointSettings,
     ChosenExchange,
     ExchangeOptions,
@@ -401,7 +402,7 @@ def _choose_codecs(
     """
     # One process sends nothing. A resumed run keeps what was chosen for it, and measures no more.
     if ranks.num_ranks == 1:
-        if options.names_codecs:
+        if options.exchange != EXACT_CODEC:
             _log.warning("one process sends nothing: --exchange changes nothing in this run")
         return ChosenExchange(), False
     if config.engine == "torchrec":

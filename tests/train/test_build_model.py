@@ -151,13 +151,6 @@ def test_another_class_than_the_runs_is_refused(data: Path, tmp_path: Path) -> N
         evaluate(tmp_path / "run", data, model_source=lambda inputs: Net(inputs, 9))
 
 
-def test_a_module_that_fails_on_the_smallest_batch_is_refused_before_training(tmp_path: Path) -> None:
-    write_shards(tmp_path / "shards", replace(SPEC, num_mixed=97))
-    with pytest.raises(HotsetError, match=r"on a batch of 1 sample, failed"):
-        train(tmp_path, TrainConfig(**FIELDS, model=NAME), tmp_path / "run")
-    assert not (tmp_path / "run" / "config.json").exists()
-
-
 def test_a_module_is_refused_before_rows_are_made(data: Path, tmp_path: Path) -> None:
     with pytest.raises(HotsetError, match="there is no module nowhere_at_all"):
         train(data, TrainConfig(**FIELDS, model="nowhere_at_all:Net"), tmp_path / "run")
@@ -297,6 +290,14 @@ class NoLayers(nn.Module):
         return logits.squeeze(1)
 
 
+class Mixed(LinearNet):
+    """Has a parameter of another type, which it does not use."""
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__(inputs)
+        self.unused = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+
 def fail(inputs: ModelInputs) -> nn.Module:
     raise KeyError("width")
 
@@ -317,6 +318,7 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
         "failed in trained_models.py, line .*: RuntimeError",
         "",
     ),
+    "unused float64": (Mixed, r"the parameter unused .* nets:Net is torch\.float64", ""),
     "a wrong width": (
         lambda inputs: LinearNet(ModelInputs(9, inputs.tables, 4)),
         r"nets:Net, on a batch of 7 samples, failed in trained_models.py, line \d+: RuntimeError: mat1",
@@ -351,16 +353,6 @@ def test_batch_normalization_of_a_single_sample_is_refused_before_training() -> 
     with pytest.raises(HotsetError, match=r"on a batch of 1 sample, failed .* more than 1 value") as refused:
         build_model(CONFIG, INPUTS, 0, Normed, least_samples=1)
     assert refused.value.hint is not None and "another --batch-size" in refused.value.hint
-
-
-def test_unused_float64_parameters_are_refused() -> None:
-    class Mixed(LinearNet):
-        def __init__(self, inputs: ModelInputs) -> None:
-            super().__init__(inputs)
-            self.unused = nn.Parameter(torch.ones(1, dtype=torch.float64))
-
-    with pytest.raises(HotsetError, match=r"the parameter unused .* nets:Net is torch\.float64"):
-        build_model(CONFIG, INPUTS, 0, Mixed)
 
 
 @pytest.fixture
@@ -513,8 +505,9 @@ class TwoHeadsBySample(TwoHeads):
 
 
 @pytest.mark.usefixtures("losses")
-@pytest.mark.parametrize("loss", [None, "drawn_losses:of_samples"])
-@pytest.mark.parametrize("module", [TwoHeads, TwoHeadsBySample])
+@pytest.mark.parametrize(
+    ("module", "loss"), [(TwoHeads, None), (TwoHeadsBySample, "drawn_losses:of_samples")]
+)
 def test_a_module_has_a_logit_of_each_label(
     module: type[nn.Module], loss: str | None, tmp_path: Path
 ) -> None:

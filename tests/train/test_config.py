@@ -42,17 +42,17 @@ def test_at_least_one_checkpoint_is_kept() -> None:
 def test_codecs_are_read() -> None:
     assert sorted(FIXED_CODECS) == sorted(CODEC_NAMES)
     for name in (*FIXED_CODECS, "auto"):
-        assert parse_codec("exchange", name) == CodecChoice(name)
-    assert parse_codec("exchange", "bounded:0.03") == CodecChoice("bounded", 0.03)
+        assert parse_codec(name) == CodecChoice(name)
+    assert parse_codec("bounded:0.03") == CodecChoice("bounded", 0.03)
     tables = (("C3", 0.01), ("C7", 0.05))
-    assert parse_codec("exchange", "bounded:sizes,C3=0.01,C7=5e-2") == CodecChoice("bounded", None, tables)
-    kaggle = parse_codec("exchange", "bounded:kaggle,C1=0.2")
+    assert parse_codec("bounded:sizes,C3=0.01,C7=5e-2") == CodecChoice("bounded", None, tables)
+    kaggle = parse_codec("bounded:kaggle,C1=0.2")
     assert kaggle.bound == 0.03 and len(kaggle.of_tables) == 27
     bounds = dict(kaggle.of_tables)
     # The published lists count tables from 0.
     assert bounds["C3"] == bounds["C24"] == 0.01 and bounds["C9"] == 0.05 and bounds["C2"] == 0.03
     assert bounds["C1"] == 0.2
-    assert dict(parse_codec("exchange", "bounded:terabyte").of_tables)["C1"] == 0.01
+    assert dict(parse_codec("bounded:terabyte").of_tables)["C1"] == 0.01
 
 
 @pytest.mark.parametrize(

@@ -221,12 +221,6 @@ def test_a_run_starts_from_another(data: Path, fitted: FittedRun, tmp_path: Path
     torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
 
 
-def test_progress_is_reported(data: Path, tmp_path: Path) -> None:
-    seen: list[tuple[Any, ...]] = []
-    hotset.fit(data, tmp_path / "run", threads=1, progress=lambda *call: seen.append(call[:3]))
-    assert ("train", 130, 130) in seen and seen[-1] == ("evaluate", 40, 40)
-
-
 @pytest.fixture(scope="module")
 def listed_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepared_lists(tmp_path_factory.mktemp("lists")).data

@@ -124,17 +124,19 @@ def test_rates_that_stay_are_one_object() -> None:
     assert len({id(each) for each in found[1:4]}) == 3 and found[6] == found[0]
 
 
-def test_a_constant_rate_is_the_full_one_at_once() -> None:
-    assert factors(4) == [1, 1, 1, 1]
-
-
-def test_warm_up_rises_by_equal_parts() -> None:
-    assert factors(6, warmup_steps=4) == [0.25, 0.5, 0.75, 1, 1, 1]
-
-
-def test_a_decay_without_steps_of_its_own_ends_with_the_run() -> None:
-    assert factors(6, warmup_steps=2, lr_schedule="linear") == [0.5, 1, 0.75, 0.5, 0.25, 0]
-    assert factors(4, lr_schedule="linear", final_lr=0.2) == pytest.approx([0.8, 0.6, 0.4, 0.2])
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, [1, 1, 1, 1]),
+        ({"warmup_steps": 4}, [0.25, 0.5, 0.75, 1, 1, 1]),
+        # A decay without steps of its own ends with the run.
+        ({"warmup_steps": 2, "lr_schedule": "linear"}, [0.5, 1, 0.75, 0.5, 0.25, 0]),
+        ({"lr_schedule": "linear", "final_lr": 0.2}, [0.8, 0.6, 0.4, 0.2]),
+        ({"lr_schedule": "polynomial", "final_lr": 0.25}, [0.5625, 0.25, 0.25, 0.25]),
+    ],
+)
+def test_warm_up_rises_by_equal_parts_and_decay_falls(fields: dict[str, Any], wanted: list[float]) -> None:
+    assert factors(len(wanted), **fields) == pytest.approx(wanted)
 
 
 def test_half_a_cosine_is_symmetric_and_ends_at_the_final_rate() -> None:
@@ -142,10 +144,6 @@ def test_half_a_cosine_is_symmetric_and_ends_at_the_final_rate() -> None:
     assert found[3] == pytest.approx(0.75) and found[-1] == 0.5
     assert found == sorted(found, reverse=True)
     assert [found[3 - i] + found[3 + i] for i in range(4)] == pytest.approx([1.5] * 4)
-
-
-def test_a_polynomial_is_bounded_by_the_final_rate() -> None:
-    assert factors(4, lr_schedule="polynomial", final_lr=0.25) == [0.5625, 0.25, 0.25, 0.25]
 
 
 @pytest.mark.parametrize(("of", "dense", "rows"), [("all", 0.5, 0.5), ("dense", 0.5, 1), ("rows", 1, 0.5)])

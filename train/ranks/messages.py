@@ -55,6 +55,7 @@ from ...stats.kernel import kernel
 from ..config import (
     AUTO,
     BASE,
+    EXACT_CODEC,
     ChosenExchange,
     CodecChoice,
     ExchangeOptions,
@@ -68,8 +69,7 @@ from ..model.shapes import tables_by_dim
 from ..rows.kernels import num_levels
 from .ranks import Message, NotFiniteRowError, Ranks
 
-_EXACT = "none"
-_DENSE_CODECS = (_EXACT, "fp16", "bf16")
+_DENSE_CODECS = (EXACT_CODEC, "fp16", "bf16")
 _BACK_OF_BOUNDED = "int8"
 """Gradients of rows differ in size by decades, so one range for a table would erase those of rare rows."""
 _MOST_BOUND = 0.49
@@ -81,8 +81,8 @@ def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
     Gradients take the codec of the vectors, or int8 where that is bounded; those of the dense layers the same
     16-bit type, or bf16.
     """
-    vectors = _EXACT if options.exchange == AUTO else options.exchange
-    is_bounded = parse_codec("exchange", vectors).kind == "bounded"
+    vectors = EXACT_CODEC if options.exchange == AUTO else options.exchange
+    is_bounded = parse_codec(vectors).kind == "bounded"
     return ChosenExchange(
         vectors=vectors,
         gradients=_BACK_OF_BOUNDED if is_bounded else vectors,
@@ -98,7 +98,7 @@ def codec_for(text: str, tables: Sequence[EmbeddingTable]) -> RowCodec:
     Raises:
         ConfigError: no such codec.
     """
-    choice = parse_codec("exchange", text)
+    choice = parse_codec(text)
     return _bounds_of(choice, tables) if choice.kind == "bounded" else codec_of(choice.kind)
 
 
@@ -114,7 +114,7 @@ def loosened(codec: RowCodec, factor: float) -> RowCodec:
 def check_tables_of_bounds(chosen: ChosenExchange, tables: Sequence[EmbeddingTable]) -> None:
     """Raise ConfigError where a bound is of a table that is not there."""
     names = [table.name for table in tables]
-    for name, _ in parse_codec("exchange", chosen.vectors).of_tables:
+    for name, _ in parse_codec(chosen.vectors).of_tables:
         if name not in names:
             raise ConfigError(f"exchange: there is no table {name!r}", hint=f"tables are {', '.join(names)}")
 
@@ -181,7 +181,7 @@ class Coding(NamedTuple):
 
     def codec(self, group: int) -> RowCodec:
         """Return the codec of the rows of a table group."""
-        return self.codecs[group] if self.codecs else codec_of(_EXACT)
+        return self.codecs[group] if self.codecs else codec_of(EXACT_CODEC)
 
 
 @dataclass(slots=True)

@@ -237,35 +237,6 @@ def test_bf16_rounds_the_weights_anew_in_every_step(name: str, weight: str) -> N
 
 
 @given(
-    name=st.sampled_from(["three widths", "without dense features", "one table"]),
-    num_samples=st.integers(1, 5),
-    seed=st.integers(0, 2**16),
-)
-@settings(max_examples=20, deadline=None, derandomize=True)
-def test_gradients_are_the_slopes_of_the_loss(name: str, num_samples: int, seed: int) -> None:
-    """Finite differences of the float64 loss along the gradient; steps that cross a ReLU's kink are rare."""
-    batch, embeddings = drawn(SHAPES[name], num_samples, seed)
-    _, step = tiled(SHAPES[name])
-    step.train(batch, embeddings)
-    grads = [_gradient(emb) for emb in embeddings]
-    slope = sum((grad.double() ** 2).sum().item() for grad in grads)
-    length = 1e-4 / max(slope, 1e-12) ** 0.5
-    exact = built(SHAPES[name]).double()
-
-    def loss(step_length: float) -> float:
-        there = [
-            emb.double() + step_length * grad.double() for emb, grad in zip(embeddings, grads, strict=True)
-        ]
-        with torch.no_grad():
-            logit_B = exact.logits(batch.dense_BK.double(), there)
-        found = binary_cross_entropy_with_logits(logit_B, batch.label_B.double(), reduction="sum")
-        return found.item() / BATCH_SIZE
-
-    found = (loss(length) - loss(-length)) / (2 * length)
-    assert found == pytest.approx(slope, rel=1e-2, abs=1e-9)
-
-
-@given(
     num_dense=st.integers(0, 3),
     dims=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     fields=st.fixed_dictionaries(
@@ -426,24 +397,6 @@ def test_predictions_are_those_of_the_model_in_float64(name: str, features: froz
         )
     assert distance(step.predict(batch, embeddings), wanted) <= 1e-6
     assert step.predict(*drawn(SHAPES[name], 0)).shape == (0,)
-
-
-def test_a_short_batch_takes_a_small_step() -> None:
-    batch, embeddings = drawn(KAGGLE, 1)
-    gradients = []
-    for batch_size in (1, 64):
-        model, step = tiled(KAGGLE, batch_size)
-        step.train(batch, embeddings)
-        gradients.append(_gradient(model.get_parameter("top.0.weight")).clone())
-    assert distance(gradients[1] * 64, gradients[0]) <= 1e-6
-
-
-def test_weights_that_are_loaded_later_are_used() -> None:
-    batch, embeddings = drawn(KAGGLE, 5)
-    model, step = tiled(KAGGLE)
-    model.load_state_dict(Dlrm(KAGGLE, 8).state_dict())
-    other = TiledStep(Dlrm(KAGGLE, 8), MicroBatches(64), WorkThreads(1))
-    assert torch.equal(step.predict(batch, embeddings), other.predict(batch, embeddings))
 
 
 @pytest.mark.parametrize("form", [GraphStep, GraphTiles])

@@ -1,4 +1,4 @@
-"""TBSM against its formulas, sample by sample and element by element, and its gradients against slopes."""
+"""TBSM against its formulas, sample by sample and element by element."""
 
 from __future__ import annotations
 
@@ -130,20 +130,6 @@ def test_logits_are_those_of_the_formulas(name: str) -> None:
     ]
     np.testing.assert_allclose(found_B, wanted_B, rtol=1e-10)
     assert np.unique(np.round(found_B, 9)).size > 1
-
-
-@pytest.mark.parametrize("name", ["a user and two histories", "other widths"])
-def test_gradients_are_the_slopes(name: str) -> None:
-    shape = SHAPES[name]
-    model = model_of(shape)
-    dense_BK, embeddings = drawn(shape)
-    lengths_B1 = dense_BK[:, -1:]
-    leaves = [tensor.requires_grad_() for tensor in (dense_BK[:, :-1].clone(), *embeddings)]
-
-    def logits(dense: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
-        return model.logits(torch.cat([dense, lengths_B1], dim=1), rows)
-
-    assert torch.autograd.gradcheck(logits, leaves)
 
 
 def test_what_a_short_history_lacks_has_no_part() -> None:

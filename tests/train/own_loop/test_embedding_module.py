@@ -261,18 +261,6 @@ def test_embeddings_are_sums_of_rows_and_the_callers_to_keep(folder: Path) -> No
     assert sum(parameter.numel() for parameter in loop.emb.parameters()) == 0
 
 
-def test_a_rate_of_a_step_is_that_of_the_rows(folder: Path) -> None:
-    batch = next(iter(ShardDataset(folder)))
-    found = []
-    rates: list[tuple[dict[str, Any], float | None]] = [({"embedding_lr": 0.5}, None), ({}, 0.5), ({}, None)]
-    for settings, rate in rates:
-        emb = hotset.nn.Embeddings(folder, placement="hybrid", **FIELDS, **settings)
-        emb(batch)["C1"].sum().backward()
-        emb.step(lr=rate)
-        found.append(emb.state_dict()["C1.weight"])
-    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
-
-
 def test_what_cannot_be_done_is_refused_in_one_line(folder: Path) -> None:
     emb = hotset.nn.Embeddings(folder, placement="lookahead")
     batches = list(ShardDataset(folder))

@@ -7,7 +7,10 @@ Tests `staging`, too.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from hotset.stats.lookahead.step_plans import WINDOW_BYTES
 from hotset.tests.support.drawn_tiers import one_hot_ids
@@ -19,27 +22,19 @@ from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, StepPlan
 TABLES = [EmbeddingTable("C1", 4, 2, 16), EmbeddingTable("C2", 6, 3, 16)]
 
 
-def test_all_fast_moves_nothing() -> None:
-    placement = AllFast(TABLES)
-    assert placement.plan(is_hot_only=False) is NOTHING_TO_MOVE
-    assert placement.plan_evaluation(is_stale=False) is NOTHING_TO_MOVE
-    assert (placement.fast.num_own_slots, placement.slow.num_own_slots) == (10, 0)
-
-
-def test_hybrid_sends_one_vector_a_bag() -> None:
-    placement = Hybrid(TABLES)
-    assert placement.plan(is_hot_only=False) == StepPlan(in_place=InPlace("bags"))
-    assert (placement.fast.num_own_slots, placement.slow.num_own_slots) == (0, 10)
-
-
-def test_hybrid_dedup_sends_each_distinct_row_once() -> None:
-    assert HybridDedup(TABLES).plan(is_hot_only=False) == StepPlan(in_place=InPlace("rows"))
-
-
-def test_evaluation_plans_are_those_of_training_here() -> None:
-    for placement in (Hybrid(TABLES), HybridDedup(TABLES)):
-        plan = placement.plan(is_hot_only=False)
-        assert placement.plan_evaluation(is_stale=False) == plan
+@pytest.mark.parametrize(
+    ("kind", "plan", "num_fast", "num_slow"),
+    [
+        (AllFast, NOTHING_TO_MOVE, 10, 0),
+        # A vector of each bag is sent, or each distinct row once.
+        (Hybrid, StepPlan(in_place=InPlace("bags")), 0, 10),
+        (HybridDedup, StepPlan(in_place=InPlace("rows")), 0, 10),
+    ],
+)
+def test_rows_that_stay_have_one_plan(kind: Any, plan: StepPlan, num_fast: int, num_slow: int) -> None:
+    placement = kind(TABLES)
+    assert placement.plan(is_hot_only=False) == placement.plan_evaluation(is_stale=False) == plan
+    assert (placement.fast.num_own_slots, placement.slow.num_own_slots) == (num_fast, num_slow)
 
 
 BATCHES = [

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ import torch.distributed as dist
 from hotset.pipeline.errors import ConfigError
 from hotset.tests.support.processes.rank_promises import check_promises
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.thread_ranks import _Mailboxes, run_thread_ranks
+from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.config import is_launched
 from hotset.train.ranks import ranks as torch_ranks
 from hotset.train.ranks.ranks import (
@@ -253,20 +252,6 @@ def test_every_byte_and_every_tensor_arrives_where_it_was_sent(num_ranks: int) -
     run_thread_ranks(num_ranks, check_promises)
 
 
-def test_a_sent_buffer_may_be_written_at_once() -> None:
-    # More than the interface promises: what crosses between threads is copied when it is sent.
-    def work(ranks: Ranks) -> list[int]:
-        sizes = tuple(3 * (rank != ranks.rank) for rank in range(2))
-        sent = torch.full((3,), 40 + ranks.rank, dtype=torch.uint8)
-        received = Message.unset(sizes)
-        pending = ranks.exchange(Message(sent, sizes), received)
-        sent.fill_(255)
-        pending()
-        return received.data.tolist()
-
-    assert run_thread_ranks(2, work) == [[41] * 3, [40] * 3]
-
-
 def test_messages_may_be_waited_for_in_another_order() -> None:
     def work(ranks: Ranks) -> list[list[int]]:
         other = 1 - ranks.rank
@@ -296,19 +281,6 @@ def test_a_rank_that_fails_stops_the_others_and_its_own_error_is_raised() -> Non
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         run_thread_ranks(3, work)
-
-
-def test_the_last_message_of_a_rank_that_ends_is_read() -> None:
-    mailboxes = _Mailboxes(2, timeout_seconds=60)
-
-    # It is sent after a look into the empty box, and the rank is gone before the next one.
-    class Leaving(threading.Event):
-        def is_set(self) -> bool:
-            mailboxes.put(0, 1, torch.tensor([5]))
-            return True
-
-    mailboxes.gone[0] = Leaving()
-    assert mailboxes.take(0, 1).tolist() == [5]
 
 
 def test_a_rank_that_sends_nothing_is_not_waited_for_for_ever() -> None:

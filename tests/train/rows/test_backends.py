@@ -26,7 +26,6 @@ from hotset.train.rows.backends import (
     NumbaRows,
     RowBackend,
     TorchRows,
-    backend_of,
     fetch,
     initialize_rows,
     row_ranges,
@@ -97,10 +96,6 @@ def test_no_kernel_sums_a_batch_without_lookups(monkeypatch: pytest.MonkeyPatch)
     nothing = torch.zeros(0, dtype=torch.int64)
     sums_ND = row_backends.segment_sums(nothing, nothing, [nothing], torch.zeros(0, 4))
     assert sums_ND.shape == (0, 4) and sums_ND.dtype == torch.float32
-
-
-def test_the_host_uses_numba() -> None:
-    assert isinstance(backend_of(torch.device("cpu"), RowOptimizer("sgd", 0.1), ONE), NumbaRows)
 
 
 NUM_ROWS = [5, 9]
@@ -185,10 +180,6 @@ def test_each_row_is_in_one_range(
     if num_samples == 1000 and num_rows == 400:
         sizes = [int(lookups.counts_U[first:last].sum()) for first, last in ranges]
         assert len(sizes) == most and max(sizes) - min(sizes) < 20
-
-
-def test_few_lookups_are_done_by_the_caller(rng: np.random.Generator) -> None:
-    assert len(row_ranges(drawn(15, 10, rng), 2)) == 1
 
 
 def test_rows_are_worked_on_inside_a_piece_of_the_same_threads(rng: np.random.Generator) -> None:

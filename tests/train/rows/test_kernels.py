@@ -109,15 +109,6 @@ def test_rows_are_copied_and_no_others(rng: np.random.Generator) -> None:
     assert not target[[0, 3, 4]].any()
 
 
-def test_single_rows_start_as_their_table_does() -> None:
-    rows = np.empty((4, 4), F32)
-    streams, ids = np.array([1, 2, 1], np.uint64), np.array([7, 0, 30])
-    fill_initial_rows(streams, ids, np.full(3, 0.25, F32), rows, np.array([3, 0, 1]))
-    np.testing.assert_array_equal(
-        rows[[3, 0, 1]], np.concatenate([initial(1, 7, 1), initial(2, 0, 1), initial(1, 30, 1)])
-    )
-
-
 def summed(
     grad: NDArray[np.float32],
     rows: NDArray[np.int64],

@@ -243,24 +243,6 @@ def test_a_planted_fault_is_noticed(
     twin.store.close()
 
 
-def test_a_full_disk_ends_the_run_with_one_line(
-    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    twin = twin_of(rng, tmp_path)
-    write = BlockFile.write
-
-    def full(file: BlockFile, number: int, block: Any) -> None:
-        if file.writes == 3:
-            raise HotsetError("the spill file in x cannot be written: No space left on device")
-        write(file, number, block)
-
-    monkeypatch.setattr(BlockFile, "write", full)
-    with pytest.raises(HotsetError, match="No space left"):
-        twin.run(rng)
-        twin.merged()
-    twin.store.close()
-
-
 def test_a_row_wanted_by_a_fetch_long_made_is_a_bug(rng: np.random.Generator, tmp_path: Path) -> None:
     twin = twin_of(rng, tmp_path)
     twin.run(rng)
