@@ -499,6 +499,11 @@ def num_tiles_of(num_samples: int) -> int:
     return found
 
 
+def part_of_rank(num_samples: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """Return the first and the last-plus-one sample of a rank: as even parts as whole samples allow."""
+    return num_samples * rank // num_ranks, num_samples * (rank + 1) // num_ranks
+
+
 _VALUES_AHEAD = np.uint64(64)
 """Prefetch distance, values."""
 

@@ -45,6 +45,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .batch_rows import part_of_rank
 from .kernel import kernel
 
 # ruff: noqa: N815  (arrays carry shape suffixes)
@@ -54,11 +55,6 @@ _LENGTH_BYTES = 4
 _FLOAT_BYTES = 4
 _SIZES_BYTES = 24
 """Bytes to each rank that say how many samples, lengths and ids follow."""
-
-
-def parts_of_ranks(num_samples: int, num_ranks: int) -> NDArray[np.int64]:
-    """Return the first sample of each rank's part, and the end of the last: (num_ranks + 1,)."""
-    return num_samples * np.arange(num_ranks + 1) // num_ranks
 
 
 @kernel
@@ -137,11 +133,12 @@ class UseCounter:
             tables: ids of each table, sample after sample, each below the rows of its table, and where those
                 of each sample begin, (num_samples + 1,); None where each sample has one.
         """
-        starts = parts_of_ranks(num_samples, self._num_ranks)
+        stops = [part_of_rank(num_samples, rank, self._num_ranks)[1] for rank in range(self._num_ranks)]
+        stops_W = np.array(stops, np.int64)
         first_mark = 1 + len(self._samples) * self._num_ranks
         largest = []
         for number, (ids, offsets) in enumerate(tables):
-            ends_W = (starts if offsets is None else offsets[starts].astype(np.int64))[1:]
+            ends_W = stops_W if offsets is None else offsets[stops_W].astype(np.int64)
             arrays = (self._marks[number], self._uses[number])
             largest.append(_add_uses(np.ascontiguousarray(ids), ends_W, first_mark, *arrays))
             self._lookups[number] += ids.size

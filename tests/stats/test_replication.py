@@ -19,7 +19,6 @@ from hotset.stats.replication import (
     UseCounter,
     choose_prefixes,
     memory_of,
-    parts_of_ranks,
     pooled_traffic,
     traffic_of,
 )
@@ -39,7 +38,7 @@ class DrawnLog:
     def parts(self, step: int, table: int) -> list[set[int]]:
         """Return the distinct ids of each rank."""
         lists = self.steps[step][table]
-        starts = parts_of_ranks(len(lists), self.num_ranks).tolist()
+        starts = [len(lists) * rank // self.num_ranks for rank in range(self.num_ranks + 1)]
         return [{row for own in lists[first:stop] for row in own} for first, stop in pairwise(starts)]
 
     def uses(self) -> RowUses:

@@ -68,8 +68,8 @@ FLOORS = {
     "stats": (
         "step_times",
         "drift exchange lookahead",
-        "ranking traffic weighted_metrics",
-        "batch_rows codecs counting replication shuffle",
+        "ranking replication traffic weighted_metrics",
+        "batch_rows codecs counting shuffle",
         "curves id_tables metrics pair_sort value_summary",
         "kernel",
         "compile_notice simd",

@@ -23,6 +23,7 @@ from ...pipeline.errors import ConfigError, local_path, plain_value, require_at_
 from ...pipeline.folders.totals import by_feature
 from ...pipeline.schema.schema import GROUP
 from ...pipeline.settings import LastBatch
+from ...stats.batch_rows import part_of_rank
 from ...stats.shuffle import epoch_order
 from .batch import Batch, EmbeddingTable, at_cache_line, join
 from .shard_file import HAS_GROUP
@@ -144,7 +145,7 @@ class RankSteps:
         """
         if num_samples < self.world_size and not self._num_whole:
             raise ConfigError(f"{num_samples} samples are too few for {self.world_size} ranks")
-        return num_samples * self.rank // self.world_size, num_samples * (self.rank + 1) // self.world_size
+        return part_of_rank(num_samples, self.rank, self.world_size)
 
 
 class ShardDataset(IterableDataset[dict[str, Any]]):

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, require_at_least
 from ...pipeline.folders.totals import by_feature, for_features
+from ...stats.batch_rows import part_of_rank
 from ...stats.kernel import read_only
 from ..config import Pooling
 from ..data.batch import Batch, EmbeddingTable
@@ -245,11 +246,6 @@ def _with_tensors(held: Any, change: Any) -> Any:
             held, **{each.name: _with_tensors(getattr(held, each.name), change) for each in fields(held)}
         )
     return held
-
-
-def part_of_rank(num_samples: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first and the last-plus-one sample of a rank: as even parts as whole samples allow."""
-    return num_samples * rank // world_size, num_samples * (rank + 1) // world_size
 
 
 def _as_tensor(values: NDArray[Any]) -> torch.Tensor:

@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...pipeline.errors import ConfigError
+from ...stats.batch_rows import part_of_rank
 from ..build import answers_of_run, build_dense_optimizers, build_objective, build_order, build_rates
 from ..build_embeddings import RunStart, num_threads, open_device
 from ..build_model import LossSource, ModelSource, UserModel, build_model, warn_of_probabilities
@@ -45,7 +46,7 @@ from ..placements.step_source import StepSource
 from ..ranks.ranks import Ranks, TorchRanks, check_equal_settings
 from ..rows.optimizers import RowOptimizer
 from ..threads import WorkThreads
-from .batches import RankBatch, ReplicatedRows, part_of_rank, rank_batch
+from .batches import RankBatch, ReplicatedRows, rank_batch
 from .embeddings import HotColdEmbeddings, ReplicatedOptimizer
 from .rank_rows import RankRows
 from .sharding import choose_num_replicated, codecs_of, count_uses, plan_sharding

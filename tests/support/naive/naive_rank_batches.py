@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from hotset.pipeline.folders.totals import for_features
+from hotset.stats.batch_rows import part_of_rank
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
 from hotset.train.torchrec.batches import (
@@ -26,7 +27,6 @@ from hotset.train.torchrec.batches import (
     RankBatch,
     ReplicatedRows,
     RowsOfDim,
-    part_of_rank,
     rank_batch,
 )
 

@@ -11,6 +11,7 @@ import torch
 
 from hotset.pipeline.errors import ConfigError, ShardError
 from hotset.pipeline.folders.totals import for_features
+from hotset.stats.batch_rows import part_of_rank
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import Batch
 from hotset.train.data.batch_order import SeededOrder
@@ -22,7 +23,6 @@ from hotset.train.torchrec.batches import (
     RankBatches,
     ReplicatedRows,
     RowsOfDim,
-    part_of_rank,
     rank_batch,
 )
 
