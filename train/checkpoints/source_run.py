@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -305,9 +304,10 @@ def optimizer_states(trainer: Trainer) -> Weights:
     }
     # A table has states only where the optimizer of its rows keeps any, and steps change them.
     widths = table_sizes(trainer.shards, trainer.config).widths
+    parts = trainer.embeddings.parts_of_tables(trainer.shards.tables, state=True)
     tables = {
-        table.name: ((table.num_rows, width), partial(trainer.embeddings.table_parts, number, state=True))
-        for number, (table, (_, width)) in enumerate(zip(trainer.shards.tables, widths, strict=True))
+        table.name: ((table.num_rows, width), of_table)
+        for table, (_, width), of_table in zip(trainer.shards.tables, widths, parts, strict=True)
         if width and not table.is_frozen
     }
     # The last step has written all rows back, so tables are read where they live.

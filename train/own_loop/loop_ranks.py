@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +21,7 @@ from ...pipeline.errors import ConfigError
 from ..config import TrainConfig, is_launched
 from ..data.batch import Batch, FeatureBags, join
 from ..data.shards import Shards
-from ..ranks.ranks import OneRank, Ranks, TorchRanks, check_equal_settings
+from ..ranks.ranks import OneRank, Ranks, TorchRanks, check_equal_settings, gather_arrays
 from .lookups import Dictionary, Held
 
 _TIMEOUT_SECONDS = 1800.0
@@ -108,10 +106,10 @@ class SharedBatches:
 def gather_batches(ranks: Ranks, own: Batch | None) -> list[Batch | None]:
     """Return the lookups of each rank's batch, in the order of ranks; None where it has none."""
     if own is None:
-        return [_batch_of(each) for each in _gather(ranks, [])]
+        return [_batch_of(each) for each in gather_arrays(ranks, [])]
     head = np.array([*own.ids_BF.shape, own.is_hot_only], np.int64)
     bags = [array for each in own.bags for array in (each.offsets_B1, each.ids_N)]
-    return [_batch_of(each) for each in _gather(ranks, [head, own.ids_BF, *bags])]
+    return [_batch_of(each) for each in gather_arrays(ranks, [head, own.ids_BF, *bags])]
 
 
 def _batch_of(found: Sequence[NDArray[np.uint8]]) -> Batch | None:
@@ -141,29 +139,10 @@ def gather_gradients(
         grads: (B, F, d) of each table group.
         is_given_BF: which samples have a gradient, by feature.
     """
-    found = _gather(ranks, [*grads, is_given_BF])
+    found = gather_arrays(ranks, [*grads, is_given_BF])
     whole = [
         np.concatenate([each[group].view(np.float32).reshape(-1, *own.shape[1:]) for each in found])
         for group, own in enumerate(grads)
     ]
     flags = [each[-1].view(np.bool_).reshape(-1, is_given_BF.shape[1]) for each in found]
     return whole, np.concatenate(flags)
-
-
-def _gather(ranks: Ranks, arrays: Sequence[NDArray[Any]]) -> list[list[NDArray[np.uint8]]]:
-    """Return the bytes of the arrays of every rank, of which each may have others."""
-    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-    sizes = np.array([len(parts), *(part.size for part in parts)], np.int64)
-    own = torch.from_numpy(np.concatenate([sizes.view(np.uint8), *parts]))
-    # Messages have one size on all ranks, that of the largest.
-    num_bytes = torch.tensor([own.numel()], dtype=torch.int64, device="cpu")
-    padded = torch.zeros(max(map(int, ranks.gather(num_bytes))), dtype=torch.uint8, device="cpu")
-    padded[: own.numel()] = own
-    return [_parts_of(each.numpy()) for each in ranks.gather(padded)]
-
-
-def _parts_of(message: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    num_parts = int(message[:8].view(np.int64)[0])
-    bounds = np.cumsum([8 * (num_parts + 1), *message[8 : 8 * (num_parts + 1)].view(np.int64)]).tolist()
-    # Copies begin where arrays of numbers may begin.
-    return [message[first:stop].copy() for first, stop in pairwise(bounds)]

@@ -20,10 +20,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, HotsetError, SaidElsewhereError
 from ..config import is_launched
@@ -119,6 +122,31 @@ class OneRank:
 def gather_numbers(ranks: Ranks, own: int) -> list[int]:
     """Return the number of each rank; every rank calls this."""
     return [int(each) for each in ranks.gather(torch.tensor([own], dtype=torch.int64, device="cpu"))]
+
+
+def gather_arrays(ranks: Ranks, arrays: Sequence[NDArray[Any]]) -> list[list[NDArray[np.uint8]]]:
+    """Return the bytes of the arrays of every rank, which may be others on each; every rank calls this."""
+    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+    sizes = np.array([len(parts), *(part.size for part in parts)], np.int64)
+    own = torch.from_numpy(np.concatenate([sizes.view(np.uint8), *parts]))
+    # Messages have one size on all ranks, that of the largest.
+    num_bytes = torch.tensor([own.numel()], dtype=torch.int64, device="cpu")
+    padded = torch.zeros(max(map(int, ranks.gather(num_bytes))), dtype=torch.uint8, device="cpu")
+    padded[: own.numel()] = own
+    return [_parts_of(each.numpy()) for each in ranks.gather(padded)]
+
+
+def _parts_of(message: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    num_parts = int(message[:8].view(np.int64)[0])
+    bounds = np.cumsum([8 * (num_parts + 1), *message[8 : 8 * (num_parts + 1)].view(np.int64)]).tolist()
+    # Copies begin where arrays of numbers may begin.
+    return [message[first:stop].copy() for first, stop in pairwise(bounds)]
+
+
+def gather_texts(ranks: Ranks, text: str) -> list[str]:
+    """Return the texts of all ranks; every rank calls this."""
+    own = np.frombuffer(text.encode(), np.uint8)
+    return [each.tobytes().decode() for (each,) in gather_arrays(ranks, [own])]
 
 
 @contextmanager

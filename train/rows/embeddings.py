@@ -278,13 +278,19 @@ class Embeddings:
         group, position = self._position_of[table]
         return group.table_parts(position, state=state)
 
+    def parts_of_tables(
+        self, tables: Sequence[EmbeddingTable], *, state: bool = False
+    ) -> list[Callable[[], Iterator[torch.Tensor]]]:
+        """Return what yields the weights or the state of each table of the shards: see `table_parts`."""
+        return [partial(self.table_parts, number, state=state) for number in range(len(tables))]
+
     def parts_by_name(
         self, tables: Sequence[EmbeddingTable]
     ) -> dict[str, tuple[tuple[int, int], Callable[[], Iterator[torch.Tensor]]]]:
         """Return the shape of each table of the shards, and what yields its weights: see `table_parts`."""
         return {
-            table.name: ((table.num_rows, table.embedding_dim), partial(self.table_parts, number))
-            for number, table in enumerate(tables)
+            table.name: ((table.num_rows, table.embedding_dim), parts)
+            for table, parts in zip(tables, self.parts_of_tables(tables), strict=True)
         }
 
     def local_ids(

@@ -34,7 +34,7 @@ from ..checkpoints.files import (
 from ..checkpoints.resume import RunCheckpoints, capture
 from ..checkpoints.source_run import optimizer_states
 from ..checkpoints.writer import NotFiniteError
-from ..ranks.ranks import Ranks, first_says, wait_for_all, wait_for_first
+from ..ranks.ranks import first_says, gather_texts, wait_for_all, wait_for_first
 from ..rows.embeddings import RowsPart
 from ..run_folder.files import ReservedRoom
 from ..run_folder.weights import write_tensors
@@ -78,7 +78,8 @@ class TorchRecCheckpoints(RunCheckpoints):
         trainer = self._trainer
         with self._standing_still():
             state, tensors = capture(trainer, metrics, is_logged=is_logged)
-            parts = [self._whole_rows(*each) for each in enumerate(self._rows.parts())]
+            held = self._rows.parts()
+            parts = [self._whole_rows(table, held) for table in range(len(held))]
             report = wait_for_all(self._ranks, partial(self._write_rows, parts, tensors))
             reports = [json.loads(each) for each in gather_texts(self._ranks, json.dumps(report))]
             faults = [each["fault"] for each in reports if "fault" in each]
@@ -97,13 +98,14 @@ class TorchRecCheckpoints(RunCheckpoints):
         if is_whole:
             self.last_written = self._trainer.step
 
-    def _whole_rows(self, table: int, parts: list[HeldPart]) -> list[HeldPart]:
+    def _whole_rows(self, table: int, held: list[list[HeldPart]]) -> list[HeldPart]:
         """Return the parts of a table, of which rank 0 has all rows where ranks have but some columns."""
         dim = self._trainer.shards.tables[table].embedding_dim
-        if all(part.num_columns == dim for part in parts):
-            return parts
+        if all(part.num_columns == dim for part in held[table]):
+            return held[table]
         weights_ND, state_NW = (
-            torch.cat(list(self._rows.table_parts(table, state=state))) for state in (False, True)
+            torch.cat(list(self._rows.table_parts(table, state=state, held=lambda: held)))
+            for state in (False, True)
         )
         num_rows = self._trainer.shards.tables[table].num_rows
         return [HeldPart(0, 0, num_rows, 0, dim, weights_ND, state_NW)]
@@ -206,13 +208,3 @@ def _in_files(parts: Iterable[RowsPart]) -> Iterator[RowsPart]:
             yield join_parts(of_width)
             of_width.clear()
     yield from (join_parts(of_width) for of_width in held.values() if of_width)
-
-
-def gather_texts(ranks: Ranks, text: str) -> list[str]:
-    """Return the texts of all ranks; every rank calls this."""
-    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
-    lengths = ranks.gather(torch.tensor([own.numel()], dtype=torch.int64, device="cpu"))
-    padded = torch.zeros(max(int(each) for each in lengths), dtype=torch.uint8, device="cpu")
-    padded[: own.numel()] = own
-    found = ranks.gather(padded)
-    return [bytes(each[: int(count)].tolist()).decode() for each, count in zip(found, lengths, strict=True)]

@@ -177,8 +177,8 @@ class RankData:
     def tables(self, model: Any) -> dict[str, torch.Tensor]:
         """Return whole tables by name, (num_rows, embedding_dim) float32, at rank 0; all ranks call it."""
         rows = self._rows_of(model, "sgd")
-        found = {table.name: rows.table_parts(number) for number, table in enumerate(self.rows.tables)}
-        whole = {name: torch.cat(list(parts)) for name, parts in found.items()}
+        found = rows.parts_by_name(self.rows.tables)
+        whole = {name: torch.cat(list(parts())) for name, (_, parts) in found.items()}
         return whole if self.rank == 0 else {}
 
     def _rows_of(self, model: Any, optimizer: str) -> RankRows:

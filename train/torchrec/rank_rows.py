@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -206,14 +207,29 @@ class RankRows(Embeddings):
         """Put together the step of this rank, which has a part of the samples."""
         return PlannedStep(number, batch, batch.global_samples, ())
 
-    def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
-        """Yield the weights or state of one table in parts, at rank 0, as `RankedEmbeddings` does."""
+    def parts_of_tables(
+        self, tables: Sequence[EmbeddingTable], *, state: bool = False
+    ) -> list[Callable[[], Iterator[torch.Tensor]]]:
+        """Return what yields the weights or the state of each table; TorchRec is asked once for all."""
+        held = cache(self.parts)
+        return [partial(self.table_parts, number, state=state, held=held) for number in range(len(tables))]
+
+    def table_parts(
+        self, table: int, *, state: bool = False, held: Callable[[], list[list[HeldPart]]] | None = None
+    ) -> Iterator[torch.Tensor]:
+        """Yield the weights or state of one table in parts, at rank 0, as `RankedEmbeddings` does.
+
+        Args:
+            table: its number.
+            state: whether to yield its state.
+            held: returns the parts of all tables; None: `parts`.
+        """
         num_rows = self._rows.tables[table].num_rows
         width = self.state_width(table) if state else self._rows.tables[table].embedding_dim
         if num_rows * width == 0:
             yield torch.empty(num_rows, width, dtype=torch.float32, device="cpu")
             return
-        parts = self.parts()[table]
+        parts = (held or self.parts)()[table]
         most = max(_SLICE_BYTES // (4 * width), 1)
         for first in range(0, num_rows, most):
             yield self._gather(table, parts, first, min(first + most, num_rows), state=state)

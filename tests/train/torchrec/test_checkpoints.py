@@ -104,7 +104,7 @@ def test_a_run_that_lost_a_rank_is_resumed(folder: Path, rank_pool: RankPool) ->
 
 def test_texts_of_all_ranks_are_gathered() -> None:
     pytest.importorskip("torchrec", reason="TorchRec is not installed")
-    from hotset.train.torchrec.checkpoints import gather_texts
+    from hotset.train.ranks.ranks import gather_texts
 
     texts = ["", "a", "ö" * 300]
 
