@@ -57,6 +57,10 @@ class Attentive(nn.Module):
         dims = {table.name: table.embedding_dim for table in inputs.tables} | {"C3": 4}
         self.scores = nn.ModuleDict({name: nn.Linear(dims[name], 1, bias=False) for name in self.histories})
         self.last = nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+        # Ranks that are threads would share the generator of all layers.
+        own = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.3, 0.3, generator=own)
 
     def pooled(self, name: str, rows_BTD: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
         places_T = torch.arange(rows_BTD.shape[1])
