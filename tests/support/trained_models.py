@@ -85,6 +85,24 @@ def assert_placements_agree(
     return all_fast
 
 
+def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the samples of several batches as one dictionary, by torch alone."""
+    whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    for name in whole:
+        if name.endswith("_offsets"):
+            lengths = torch.cat([batch[name].diff() for batch in batches])
+            whole[name] = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return whole
+
+
+def weighted_sum(vectors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return a loss whose gradient differs from feature to feature."""
+    total = torch.zeros(())
+    for number, (_, each) in enumerate(sorted(vectors.items()), 1):
+        total = total + (number * each.square() + each).sum()
+    return total
+
+
 class LinearNet(nn.Module):
     """A linear layer of everything; its samples are not said to be independent."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,10 +16,10 @@ import pytest
 from safetensors.torch import load_file
 
 from hotset.pipeline.errors import HotsetError
+from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import build_ranks as module
-from hotset.train import run
 from hotset.train import run as begin_run
 from hotset.train.build import build_trainer
 from hotset.train.config import (
@@ -31,7 +30,7 @@ from hotset.train.config import (
     TrainConfig,
 )
 from hotset.train.ranks.messages import CodedExchange, chosen_by
-from hotset.train.ranks.ranks import LinkSpeed, OneRank, RankError, Ranks
+from hotset.train.ranks.ranks import LinkSpeed, RankError, Ranks
 from hotset.train.run_log import TrainSummary
 
 SLOW_LINK, FAST_LINK = LinkSpeed(1e-3, 1e3), LinkSpeed(1e-3, 1e15)
@@ -53,14 +52,6 @@ class _KilledError(Exception):
 def train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainSummary]:
     """Train on so many ranks, each a thread, to a folder of ``tmp_path``; killed after some samples."""
     write_shards(tmp_path / "shards", SPEC)
-    of_thread = threading.local()
-
-    @contextmanager
-    def joined(_: float) -> Iterator[Ranks]:
-        yield of_thread.ranks
-
-    monkeypatch.setattr(run, "joined_ranks", joined)
-    saved = CheckpointSettings(checkpoint_every=2)
 
     def train(
         out: str,
@@ -73,20 +64,11 @@ def train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., T
             if kind == "train" and killed_after is not None and done >= killed_after:
                 raise _KilledError
 
-        def work(ranks: Ranks) -> TrainSummary:
-            of_thread.ranks = ranks
-            return run.train(
-                tmp_path / "shards",
-                CONFIG,
-                tmp_path / out,
-                run.RunOptions(
-                    checkpoints=saved,
-                    exchange=ExchangeOptions(**options | ((of_last or {}) if ranks.rank else {})),
-                    progress=progress,
-                ),
-            )
-
-        return work(OneRank()) if num_ranks == 1 else run_thread_ranks(num_ranks, work, 20)[0]
+        of_others = {"exchange": ExchangeOptions(**options | (of_last or {}))}
+        run_options: dict[str, Any] = {"exchange": ExchangeOptions(**options), "progress": progress}
+        run_options |= {"checkpoints": CheckpointSettings(checkpoint_every=2)}
+        folders = tmp_path / "shards", CONFIG, tmp_path / out
+        return train_on_ranks(num_ranks, monkeypatch, *folders, of_others, **run_options)
 
     return train
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,14 @@ def train_on_ranks(
     shards: Path,
     config: TrainConfig,
     out: Path,
+    of_others: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> TrainSummary:
-    """Call `train` at each rank; returns what it returns at rank 0."""
+    """Call `train` at each rank; returns what it returns at rank 0.
+
+    Args:
+        of_others: options that other ranks have instead.
+    """
     own = threading.local()
 
     @contextmanager
@@ -34,7 +39,8 @@ def train_on_ranks(
 
     def work(ranks: Ranks) -> TrainSummary:
         own.ranks = ranks
-        return run.train(shards, config, out, run.RunOptions(**options))
+        own_options = options | dict(of_others or {}) if ranks.rank else options
+        return run.train(shards, config, out, run.RunOptions(**own_options))
 
     monkeypatch.setattr(run, "joined_ranks", joined_ranks)
     return run_thread_ranks(num_ranks, work)[0]

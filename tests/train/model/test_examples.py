@@ -20,12 +20,10 @@ from hotset.pipeline.folders.totals import by_feature, for_features
 from hotset.tests.support.processes.stopped_runs import assert_same_files, train_until
 from hotset.tests.support.trained_models import no_log
 from hotset.train.build import build_trainer
-from hotset.train.build_model import import_class
 from hotset.train.config import TrainConfig
 from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
-from hotset.train.model.shapes import ModelInputs
 from hotset.train.run import train
 from hotset.train.serving.serving_inputs import ServingInputs
 
@@ -176,27 +174,6 @@ def _in_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def as_double(weights: Any) -> Weights:
     return {name: value.double() for name, value in weights.items()}
-
-
-@every_model
-@pytest.mark.parametrize("scale", [0.1, 10])
-def test_forward_is_that_of_plain_torch(name: str, twin: Twin, data: str, scale: float, folder: Path) -> None:
-    inputs = ModelInputs.of(Shards.open(folder / data))
-    torch.manual_seed(0)
-    module = import_class(name)(inputs)
-    dense = torch.rand(50, inputs.num_dense) * scale
-    rows = {table.name: torch.randn(50, table.embedding_dim) * scale for table in inputs.tables}
-    of_twin: dict[str, Any] = {name: row.double() for name, row in rows.items()}
-    lengths = {}
-    for history, longest in getattr(module, "histories", {}).items():
-        lengths[history] = torch.randint(longest + 1, (50,))
-        rows[history] = torch.randn(50, longest, rows[history].shape[1]) * scale
-        rows[history][torch.arange(longest) < longest - lengths[history][:, None]] = 0
-        pairs = zip(rows[history].double(), lengths[history].tolist(), strict=True)
-        of_twin[history] = [row[longest - length :] for row, length in pairs]
-    found = torch.sigmoid(module(dense, rows, *([lengths] if lengths else []))).reshape(50, -1)
-    wanted = twin(as_double(module.state_dict()), dense.double(), list(of_twin.values()))
-    torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
 
 
 @every_model

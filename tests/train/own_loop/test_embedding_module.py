@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 import hotset.nn
 from hotset.pipeline.errors import ConfigError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.trained_models import LinearNet, no_log
+from hotset.tests.support.trained_models import LinearNet, joined, no_log, weighted_sum
 from hotset.train.build import build_trainer
 from hotset.train.build_model import name_of
 from hotset.train.config import TrainConfig
@@ -348,23 +348,6 @@ def test_two_losses_of_one_batch_add_their_gradients(folder: Path) -> None:
         with pytest.raises(ConfigError, match="comes after a batch was looked up"):
             emb.step()
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
-def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the samples of several batches as one dictionary, by torch alone."""
-    whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-    for name in whole:
-        if name.endswith("_offsets"):
-            lengths = torch.cat([batch[name].diff() for batch in batches])
-            whole[name] = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    return whole
-
-
-def weighted_sum(vectors: dict[str, torch.Tensor]) -> torch.Tensor:
-    total = torch.zeros(())
-    for number, (_, each) in enumerate(sorted(vectors.items()), 1):
-        total = total + (number * each.square() + each).sum()
-    return total
 
 
 @pytest.mark.parametrize("settings", [each for each in PLACEMENTS if each["placement"] != "hybrid-uva"])

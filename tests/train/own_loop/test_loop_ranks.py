@@ -22,6 +22,7 @@ from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import ThreadRanks, _Mailboxes
+from hotset.tests.support.trained_models import joined, weighted_sum
 from hotset.train.data.batch import Batch, FeatureBags
 from hotset.train.data.dataset import ShardDataset
 from hotset.train.own_loop import embedding_module
@@ -80,20 +81,6 @@ def batches_of(folder: Path) -> list[dict[str, Any]]:
     return list(ShardDataset(folder, seed=3))
 
 
-def joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
-    whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-    lengths = torch.cat([batch["C2_offsets"].diff() for batch in batches])
-    whole["C2_offsets"] = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    return whole
-
-
-def loss_of(vectors: dict[str, torch.Tensor]) -> torch.Tensor:
-    total = torch.zeros(())
-    for number, name in enumerate(sorted(vectors), 1):
-        total = total + (number * vectors[name].square() + vectors[name]).sum()
-    return total
-
-
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize("batches_per_step", [1, 2, None])
 @pytest.mark.parametrize("settings", PLACEMENTS)
@@ -106,7 +93,7 @@ def test_ranks_end_with_the_rows_of_one_process(
     alone = hotset.nn.Embeddings(folder, placement="all-fast", **SETTINGS)
     for step in range(num_steps):
         of_step = [batches[2 * (step * size + part) + rank] for rank in range(2) for part in range(size)]
-        (loss_of(alone(joined(of_step))) / 2).backward()  # type: ignore[no-untyped-call]
+        (weighted_sum(alone(joined(of_step))) / 2).backward()  # type: ignore[no-untyped-call]
         clip_grad_norm_(alone.rows.values(), 2.0)
         alone.step()
 
@@ -118,7 +105,7 @@ def test_ranks_end_with_the_rows_of_one_process(
             ahead = emb.read_ahead(own, batches_per_step=size)
         for _ in range(num_steps):
             for _ in range(size):
-                loss_of(emb(next(ahead))).backward()  # type: ignore[no-untyped-call]
+                weighted_sum(emb(next(ahead))).backward()  # type: ignore[no-untyped-call]
             clip_grad_norm_(emb.rows.values(), 2.0)
             emb.step()
             with torch.no_grad():

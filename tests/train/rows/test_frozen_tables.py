@@ -69,8 +69,8 @@ def names_of(shards: Shards) -> list[str]:
     return [table.name for table in shards.tables]
 
 
-@pytest.mark.parametrize("frozen", [(0,), (1,), (0, 1, 2)])
-def test_training_is_that_of_tables_of_torch_that_are_frozen_and_given(
+@pytest.mark.parametrize("frozen", [(), (0,), (1,), (0, 1, 2)])
+def test_training_is_that_of_tables_of_torch_that_are_shared_frozen_and_given(
     shards: Shards, frozen: tuple[int, ...]
 ) -> None:
     names = [names_of(shards)[table] for table in frozen]

@@ -7,47 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.totals import by_feature
-from hotset.tests.support.naive.naive_lookups import SPEC, naive_embeddings
+from hotset.tests.support.naive.naive_lookups import SPEC
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import EACH_WAY, assert_equal_bits, assert_placements_agree, trained
-from hotset.train.build import build_trainer
-from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.loop import run_steps
 from hotset.train.placements.placements import count_row_lookups
-
-
-def test_training_is_that_of_tables_of_torch_that_features_share(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
-    fields: dict[str, Any] = {"embedding_optimizer": "adagrad", "dense_optimizer": "sgd", "threads": 1}
-    fields |= {"embedding_lr": 0.1, "dense_lr": 0.05, "placement": "all-fast"}
-    torch.set_num_threads(1)
-    trainer = build_trainer(shards, TrainConfig(**fields))
-    begun = {name: trainer.weights()[name].clone() for name in trainer.weights()}
-    tables = {each.name: begun[each.name].requires_grad_() for each in shards.tables}
-    twin = build_trainer(shards, TrainConfig(**fields)).model
-    run_steps(trainer, lambda *_: None)
-    rows = torch.optim.Adagrad(tables.values(), lr=0.1, eps=1e-10)
-    layers = torch.optim.SGD(twin.parameters(), lr=0.05)
-    for number in trainer.batch_numbers:
-        batch = shards.training_batch(number)
-        logit_B = twin.logits(batch.dense_BK, naive_embeddings(tables, batch, shards))
-        loss = binary_cross_entropy_with_logits(logit_B, batch.label_B, reduction="sum") / shards.batch_size
-        for optimizer in (rows, layers):
-            optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in (rows, layers):
-            optimizer.step()
-    for name, tensor in tables.items():
-        assert not torch.equal(
-            trainer.weights()[name], build_trainer(shards, TrainConfig(**fields)).weights()[name]
-        )
-        torch.testing.assert_close(trainer.weights()[name], tensor.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_lookups_of_rows_are_counted_over_all_features_of_a_table(tmp_path: Path) -> None:
