@@ -74,6 +74,7 @@ from .run_folder.reader import read_manifest
 from .run_log import RunLog, TrainSummary, summarize
 
 if TYPE_CHECKING:
+    from ..stats.replication import Network
     from .checkpoints.best_weights import BestWeights
     from .checkpoints.given_tables import GivenTable
     from .evaluation_check import EvaluationCheck
@@ -102,6 +103,9 @@ class RunOptions:
     """The loss of a user; None imports the function that ``config.loss`` names."""
     exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
     """Of a run on several ranks, where torchrun or a similar launcher started the process."""
+    speeds: Path | None = None
+    """A file of speeds of a network, by which a run on TorchRec chooses its replicated rows; None: by
+    bytes."""
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     """How often the run is saved."""
     provenance: Mapping[str, Any] | None = None
@@ -256,6 +260,8 @@ class PreparedRun:
     """Codecs of what crosses between ranks, as far as options name them."""
     leaves_codecs_open: bool
     """Whether some are to be chosen by a measurement."""
+    network: Network | None
+    """Speeds between the devices of a run on TorchRec; None: not given."""
     is_hashed: bool
     """Whether the shards were hashed; otherwise their batches are verified as they are read."""
 
@@ -266,6 +272,11 @@ def prepare_run(
     """Read and check all that a run begins with."""
     if config.engine == "torchrec":
         import_module(".torchrec.embeddings", __package__)  # refuses to be imported without the library
+    network = None
+    if options.speeds is not None:
+        from .advice import MachineSpeeds
+
+        network = MachineSpeeds.read(options.speeds).network()
     # One rank refuses for all, before any of them writes.
     if not is_resumed and ranks.rank == 0:
         refuse_occupied(out)
@@ -311,6 +322,7 @@ def prepare_run(
         given=given,
         exchange=exchange,
         leaves_codecs_open=leaves_codecs_open,
+        network=network,
         is_hashed=is_hashed,
     )
 
@@ -384,6 +396,8 @@ def _idle_options(config: TrainConfig, options: RunOptions) -> Iterator[tuple[st
     keeps = options.checkpoints.keep_checkpoints != CheckpointSettings().keep_checkpoints
     if keeps and options.checkpoints.checkpoint_every == OFF and not config.recipe.keeps_best:
         yield "keep_checkpoints", "--checkpoint-every is off"
+    if options.speeds is not None and (config.engine != "torchrec" or config.placement == "fae"):
+        yield "speeds", "they choose the rows that --engine torchrec replicates, without --placement fae"
     if options.replay is not None and config.placement == "fae" and config.fae_variant != "paper":
         yield "fae_variant", "--replay has the order of batches"
 
@@ -477,7 +491,9 @@ def build_run(
         from .torchrec.engine import build_torchrec_trainer
 
         own = (options.model_source, options.loss_source)
-        trainer = build_torchrec_trainer(*built, ranks, *own, start=rows, exchange=start.exchange.vectors)
+        trainer = build_torchrec_trainer(
+            *built, ranks, *own, start=rows, exchange=start.exchange.vectors, network=start.network
+        )
     else:
         trainer = build_trainer(
             *built,

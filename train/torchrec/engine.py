@@ -53,7 +53,7 @@ from .sharding import choose_num_replicated, codecs_of, count_uses, plan_shardin
 from .steps import STEPS_AGREED_ON, StepOptimizers, TorchRecSteps
 
 if TYPE_CHECKING:
-    from ...stats.replication import RowUses
+    from ...stats.replication import Network, RowUses
     from ..dense.objective import Objective
 
 _log = logging.getLogger(__name__)
@@ -120,6 +120,7 @@ def build_torchrec_trainer(
     *,
     start: RunStart | None = None,
     exchange: str = EXACT_CODEC,
+    network: Network | None = None,
 ) -> Trainer:
     """Build a trainer whose steps TorchRec runs.
 
@@ -129,6 +130,7 @@ def build_torchrec_trainer(
         order: order of batches to use instead of the shards' own.
         start: rows to start with, and the steps that are done.
         exchange: codec of the vectors and gradients of sharded rows.
+        network: speeds between the devices, by which replicated rows are chosen; None: by bytes.
 
     Raises:
         ConfigError: a model that does not fit the shards, or a codec that TorchRec has not.
@@ -144,7 +146,7 @@ def build_torchrec_trainer(
     codecs = codecs_of(exchange, device)
     dense = _build_layers(shards, config, answers, model_source, ranks.num_ranks).to(device)
     (uses,) = count_uses(shards, [ranks.num_ranks])
-    rows = _divide_rows(shards, config, uses, ranks)
+    rows = _divide_rows(shards, config, uses, ranks, network)
     model = shard(
         RankModel(HotColdEmbeddings(rows, device), dense, config, objective),
         shards,
@@ -215,13 +217,16 @@ def _build_layers(
     return dense
 
 
-def _divide_rows(shards: Shards, config: TrainConfig, uses: RowUses, ranks: Ranks) -> ReplicatedRows:
+def _divide_rows(
+    shards: Shards, config: TrainConfig, uses: RowUses, ranks: Ranks, network: Network | None
+) -> ReplicatedRows:
     """Choose the rows that every rank holds, the same ones at each."""
-    num_replicated = choose_num_replicated(shards, config, uses)
+    num_replicated = choose_num_replicated(shards, config, uses, network)
     # From sums, which may differ in their last digits between machines.
     check_equal_settings(ranks, {"rows to replicate": num_replicated})
     if ranks.rank == 0:
-        by = "all hot ones" if config.placement == "fae" else "those that exchange the fewest bytes"
+        by = "those that exchange the fewest bytes" if network is None else "those of the quickest exchange"
+        by = "all hot ones" if config.placement == "fae" else by
         num_rows = sum(table.num_rows for table in shards.tables)
         _log.info("%s of %s rows are replicated: %s", f"{sum(num_replicated):,}", f"{num_rows:,}", by)
     pooling = choose_model(config, shards.embedding_dim).pooling

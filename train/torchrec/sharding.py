@@ -78,18 +78,20 @@ def count_uses(
     return [counter.found() for counter in counters]
 
 
-def choose_num_replicated(shards: Shards, config: TrainConfig, uses: RowUses) -> tuple[int, ...]:
+def choose_num_replicated(
+    shards: Shards, config: TrainConfig, uses: RowUses, network: Network | None = None
+) -> tuple[int, ...]:
     """Return how many rows of each table to replicate on all ranks.
 
     With ``--placement fae`` those that the shards call hot, otherwise those with which a step exchanges the
-    fewest bytes; with their optimizer state they take ``--hot-bytes`` at most, by default what the shards
-    were made for.
+    fewest bytes, or by the speeds of ``network`` in the least time; with their optimizer state they take
+    ``--hot-bytes`` at most, by default what the shards were made for.
     """
     if config.placement == "fae":
         return tuple(table.num_hot for table in shards.tables)
     tables = table_sizes(shards.manifest, config.row_optimizer(shards.embedding_optimizer))
     limit = ShardsTotals.of(shards.manifest).hot_bytes if config.hot_bytes is None else config.hot_bytes
-    return choose_prefixes(uses, tables, Network(), limit).num_replicated
+    return choose_prefixes(uses, tables, network or Network(), limit).num_replicated
 
 
 def plan_sharding(

@@ -95,6 +95,10 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
     slow_dir: Path | None = None
     """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
 
+    speeds: Path | None = None
+    """With --engine torchrec: file of the speeds of a network, as for `advise`, by which the rows to
+    replicate are chosen; by default those that exchange the fewest bytes."""
+
     verify: bool = False
     """Hash all shards before the first step; by default those of 4 GiB or more are verified when read."""
 
@@ -176,6 +180,7 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
                 tensorboard=self.tensorboard,
                 verify=self.verify,
                 exchange=config_of(ExchangeOptions, self),
+                speeds=self.speeds,
                 provenance={
                     "command": shlex.join(["hotset", "train", *self.typed]),
                     "commit": machine["commit"],

@@ -34,9 +34,9 @@ from hotset.workflows.bench.examples.torchrec_ranks import Spy
 from hotset.workflows.bench.harness import free_port
 
 Case = dict[str, Any]
-"""``shards``, ``out``, ``config``; and perhaps ``num_replicated``, ``fault``, ``init_from``; ``every``, the
-steps between checkpoints; ``is_plain``, for steps without a pipeline; and ``dies_after``, the step after
-which the last rank dies."""
+"""``shards``, ``out``, ``config``; and perhaps ``num_replicated``, ``fault``, ``init_from``, ``speeds``;
+``every``, the steps between checkpoints; ``is_plain``, for steps without a pipeline; and ``dies_after``, the
+step after which the last rank dies."""
 
 
 class RankPool:
@@ -210,7 +210,13 @@ def _train(case: Case) -> None:
                 os._exit(9)
 
         board = Path(case["tensorboard"]) if "tensorboard" in case else None
-        options = run.RunOptions(checkpoints=every, init_from=init_from, progress=progress, tensorboard=board)
+        options = run.RunOptions(
+            checkpoints=every,
+            init_from=init_from,
+            progress=progress,
+            tensorboard=board,
+            speeds=case.get("speeds"),
+        )
         config = replace(settings_of(case["config"]), engine="torchrec")
         sys.modules.update(STUB)
         run.train(Path(case["shards"]), config, Path(case["out"]), options)

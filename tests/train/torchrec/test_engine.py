@@ -24,6 +24,7 @@ from hotset.tests.support.processes.torchrec_ranks import FAULTS, Case, RankPool
 from hotset.tests.support.real_torchrec import needs_torchrec, torchrec_or_skip
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train import run
+from hotset.train.advice import MachineSpeeds
 from hotset.train.build_embeddings import resolve
 from hotset.train.build_model import UserModel
 from hotset.train.config import CheckpointSettings
@@ -76,6 +77,18 @@ RUNS: dict[str, tuple[str, dict[str, Any], float]] = {
     "rates": ("one-hot", ADAGRAD | {"lr_schedule": "cosine", "warmup_steps": 5, "final_lr": 0.1}, 1e-4),
 }
 """Log, settings, and the largest difference of the first 20 losses."""
+
+
+SPEEDS = MachineSpeeds(
+    device_name="",
+    threads=1,
+    flops=1.0,
+    host_rows_per_second=1.0,
+    row_bytes=1,
+    link_bytes_per_second=1.0,
+    loader_samples_per_second=1.0,
+    exchange_seconds=1.0,
+)
 
 
 class Net(torch.nn.Module):
@@ -198,7 +211,12 @@ def test_the_run_folder_is_an_ordinary_one(
     assert main([*PREPROCESS, log, "--out", data]) == 0
     settings = {"embedding_optimizer": "adagrad", "hot_bytes": 2000, "evaluate_every": 20}
     case = {"shards": data, "out": out, "config": settings, "tensorboard": str(tmp_path / "board")}
-    assert rank_pool.run(2, [case]) == ["", ""]
+    # Where messages take a second, all rows are replicated.
+    SPEEDS.write(tmp_path / "speeds.json")
+    quick = {"shards": data, "out": tmp_path / "quick", "speeds": tmp_path / "speeds.json"}
+    quick["config"] = {"embedding_optimizer": "adagrad", "max_steps": 3, "hot_bytes": 1 << 30}
+    assert rank_pool.run(2, [case, quick]) == ["", ""]
+    assert [each[0] for each in json.loads((tmp_path / "quick.seen.json").read_text())] == [True] * 3
     losses = [line.split()[2] for line in written(tmp_path / "board") if " train/loss " in line]
     assert losses == [f"{loss}" for loss in losses_of(Path(out))] and len(losses) > 20
     assert sum(" evaluation/auc " in line for line in written(tmp_path / "board")) >= 2

@@ -16,6 +16,7 @@ from torch import nn
 
 from hotset.pipeline.errors import ByteSize, ConfigError
 from hotset.pipeline.statistics.replication import table_sizes
+from hotset.stats.replication import Network
 from hotset.tests.support.real_torchrec import needs_torchrec
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
@@ -127,6 +128,10 @@ def test_replicated_rows_fit_in_the_hot_bytes(shards: Shards) -> None:
     assert sum(short) <= 2
     packed = choose_num_replicated(shards, TrainConfig(), uses)
     assert sum(packed) <= 35
+    slow = choose_num_replicated(
+        shards, TrainConfig(hot_bytes=ByteSize(1 << 30)), uses, Network(exchange_seconds=1)
+    )
+    assert sum(slow) > sum(free)
     assert choose_num_replicated(shards, TrainConfig(placement="fae"), uses) == (5, 10, 20)
 
 
