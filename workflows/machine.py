@@ -16,6 +16,8 @@ from ..pipeline.runtime.tasks import num_workers
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LIBRARIES = ("numba", "numpy", "polars", "pyarrow", "torch", "safetensors")
+_INSTALLED = ("torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
+"""Libraries that are named only where they are installed."""
 _HELD = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME", "ONEDNN_MAX_CPU_ISA")
 """Environment variables that hold a library to older instructions than the CPU has."""
 
@@ -30,7 +32,8 @@ def describe_machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
-        "libraries": versions(_LIBRARIES),
+        "libraries": versions(_LIBRARIES)
+        | {name: found for name, found in versions(_INSTALLED).items() if found is not None},
         "hotset": __version__,
         "commit": commit(),
     }

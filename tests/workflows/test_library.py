@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,9 @@ def test_statistics_are_frames(data: Path) -> None:
 
 def test_the_machine_is_described_without_its_name() -> None:
     described = json.dumps(describe_machine())
-    assert json.loads(described)["libraries"]["polars"]
+    libraries = json.loads(described)["libraries"]
+    assert libraries["polars"]
+    assert ("torchrec" in libraries) == (find_spec("torchrec") is not None)
     assert platform.node() not in described
 
 
