@@ -29,7 +29,7 @@ from .folders.disk import (
 from .folders.manifest import Manifest, is_sealed
 from .folders.resume import FolderState, check_config
 from .formats.ids import PartSize, largest_part
-from .raw.log_files import identity_of, inspect_logs, log_files
+from .raw.log_files import examples_of, identity_of, inspect_logs, log_files
 from .raw.log_parts import COLUMNAR
 from .raw.raw_file import RawFile
 from .runtime.memory import check_caps, least_cap
@@ -515,11 +515,13 @@ def _largest_part(files: Sequence[RawFile], config: IngestConfig, out: Path) -> 
     if is_sealed(out / "columns"):
         columns = Manifest.read(out / "columns")
         parts.append(largest_part(columns, columns.files))
-    for file in files:
+    for file, num_bytes in examples_of(files, config.block_bytes):
         # A block of a small log has no more elements than its bytes allow.
         is_text = not file.compression and file.read_format() not in COLUMNAR
-        num_bytes = min(config.block_bytes, file.num_bytes) if is_text else config.block_bytes
-        num_elements = num_bytes // _LIST_ELEMENT_BYTES if schema.lists else 0
-        samples = ingest_stage.samples_of_block(file, schema, config.block_bytes, has_label=config.label)
+        most_bytes = min(config.block_bytes, num_bytes) if is_text else config.block_bytes
+        num_elements = most_bytes // _LIST_ELEMENT_BYTES if schema.lists else 0
+        samples = ingest_stage.samples_of_block(
+            file, schema, config.block_bytes, has_label=config.label, num_bytes=num_bytes
+        )
         parts.append(PartSize(samples, num_elements))
     return PartSize(max(part.num_samples for part in parts), max(part.num_list_lookups for part in parts))

@@ -351,6 +351,17 @@ class Output(RemoteObject):
         """Move the temporary file ``name`` to its shared path; two workers may run the same task."""
         os.replace(self.temporary_path(name), self.shared_path(name))
 
+    def drop(self, names: Iterable[str]) -> None:
+        """Take finished files out of this run, which would not write them; those of before are set aside."""
+        for name in names:
+            del self.finished[name]
+            path = self.folder / name
+            # The record first, as none may outlive its file; a kill leaves this to the next run.
+            (self._partial / f"{name}.json").unlink(missing_ok=True)
+            if self.before is not None and name in self.before.entries and path.exists():
+                os.replace(path, self.before.folder / name)
+            path.unlink(missing_ok=True)
+
     @contextmanager
     def writing(self, name: str, num_samples: int, facts: JsonRecord | None = None) -> Iterator[Path]:
         """Yield a path to write ``name`` at; on leaving, the file is hashed, renamed and recorded.

@@ -228,18 +228,14 @@ def set_aside(folder: Path, before: Manifest, is_recorded: Callable[[str], bool]
 def go_back(folder: Path) -> None:
     """Seal a reopened folder as it was; what was added is removed."""
     # Restore the manifest last: before that, a kill leaves a folder that is still reopened.
-    before = drop_added(folder)
-    for entry in before.files:
-        if (before.folder / entry.path).exists():
-            os.replace(before.folder / entry.path, folder / entry.path)
+    drop_added(folder)
     os.replace(folder / PARTIAL / BEFORE, folder / MANIFEST)
 
 
-def drop_added(folder: Path) -> Manifest:
+def drop_added(folder: Path) -> None:
     """Remove what was written since a folder was reopened, records first: none may outlive its file.
 
-    Returns:
-        The manifest that it was sealed with.
+    What was set aside is put back.
     """
     before = read_before(folder)
     assert before is not None
@@ -248,7 +244,9 @@ def drop_added(folder: Path) -> Manifest:
     for path in folder.iterdir():
         if path.name not in kept and path.name != PARTIAL:
             path.unlink()
-    return before
+    for entry in before.files:
+        if (before.folder / entry.path).exists():
+            os.replace(before.folder / entry.path, folder / entry.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -620,6 +620,15 @@ class ColumnsFacts(JsonRecord):
     """Time of the first sample, seconds since 1970; None without times or samples."""
     last_time: int | None = None
     """Time of the last one."""
+    file: int | None = None
+    """Number of the file, where these are the facts of one of several."""
+    files: tuple[ColumnsFacts, ...] = ()
+    """Facts of each file of a part that has several small ones; empty where it is of one."""
+
+    @property
+    def by_file(self) -> tuple[ColumnsFacts, ...]:
+        """Facts of each file."""
+        return self.files or (self,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -471,19 +471,21 @@ def other_kind(value: Any, kind: str, *, is_element: bool) -> str | None:
     return None
 
 
+_TEXTS = {pa.string().id, pa.large_string().id, pa.string_view().id}
+_TEXTS |= {pa.binary().id, pa.large_binary().id, pa.binary(1).id}
+_LISTS = {pa.list_(pa.int8()).id, pa.large_list(pa.int8()).id, pa.list_(pa.int8(), 1).id}
+
+
 def is_list(kind: Any) -> bool:
     """Return whether a Parquet column of this Arrow type holds lists."""
-    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(test(kind) for test in tests)
+    return kind.id in _LISTS
 
 
 def is_text(kind: Any) -> bool:
     """Return whether `plain` gives Spans of a Parquet column of this Arrow type."""
     if isinstance(kind, pa.BaseExtensionType):
         return is_text(kind.storage_type)
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    more = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-    return any(test(kind) for test in (*tests, *more))
+    return kind.id in _TEXTS
 
 
 def is_fixed_text(kind: Any) -> bool:

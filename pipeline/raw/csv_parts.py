@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from .part import (
     Fault,
     Part,
     PlainBlock,
+    Rows,
     bytes_of_mark,
     iterate_blocks,
     iterate_pieces,
@@ -44,7 +46,7 @@ from .records import (
     find_records,
 )
 from .same_log import block_name
-from .tabular import find_fields, parse_records
+from .tabular import find_fields, parse_records, parse_rows, rows_of_records
 from .text_parts import TextPart, TextParts
 
 SEPARATORS = (",", "\t", ";", "|")
@@ -288,6 +290,18 @@ class CsvParts(TextParts):
             wrong_quote=wrong_quote,
             constants=self._constants,
         )
+
+    def rows_of(self, block: Block, context: int | None) -> Rows:
+        """Return the records of a block before their values are read, in memory of their own."""
+        found = self.split(block, context or 0)
+        records = replace(found, starts=found.starts.copy(), stops=found.stops.copy())
+        names: dict[str, Any] = {"has_label": self.has_label, "constants": self._constants}
+        rows = rows_of_records(block, records, self.schema, self._fields, **names)
+        return replace(rows, is_whole=found.status == WHOLE)
+
+    def parse_rows(self, rows: Rows) -> Part:
+        """Read the values of rows."""
+        return parse_rows(rows, self.schema, has_label=self.has_label)
 
     def header_bytes(self, block: Block) -> int:
         """Return how many bytes of a block are above the first row."""

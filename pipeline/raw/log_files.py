@@ -3,13 +3,18 @@
 Spark, Hive and others write a log as a folder. Its data files are read in the order of their names; those
 that begin with ``_`` or ``.`` and checksums (``.crc``) are none. A folder called ``dt=2026-01-31`` gives all
 files below it a column ``dt``, which is read where the schema names it.
+
+Small neighbours are a group, whose files become few parts, see `log_parts`. Groups follow from the sizes
+of files alone, from the first one on: a log that grows keeps all groups but the last one, which `ingest` then
+reads again, so that an extension leaves the bytes of a run from scratch.
 """
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +102,54 @@ def identity_of(files: Sequence[RawFile], schema: Schema) -> list[dict[str, Any]
     """Return the files as inputs of `ingest` in its manifest."""
     names = names_of(files, schema)
     return [{"name": name, "bytes": file.num_bytes} for name, file in zip(names, files, strict=True)]
+
+
+BLOCK_OVER_GROUP = 4
+"""Size of a block over that of a group: its rows are copied when they are joined."""
+_FEW_FILES = 16
+"""Files up to which each stays a part, as it always was."""
+_MOST_FILES = 256
+"""Files of a group: several workers share even a log of tiny ones."""
+
+
+def groups_of(files: Sequence[RawFile], block_bytes: int) -> dict[int, range]:
+    """Return the group of each file that is read with others, by its number."""
+    firsts = [0]
+    num_bytes = 0
+    for number, file in enumerate(files):
+        num_bytes += file.num_bytes
+        if num_bytes > block_bytes // BLOCK_OVER_GROUP or number - firsts[-1] == _MOST_FILES:
+            firsts.append(number)
+            num_bytes = file.num_bytes
+    groups = (range(*ends) for ends in pairwise([*firsts, len(files)]))
+    return {number: group for group in groups if len(group) > _FEW_FILES for number in group}
+
+
+def examples_of(files: Sequence[RawFile], block_bytes: int) -> Iterator[tuple[RawFile, int]]:
+    """Yield each file that is read alone and the largest of each group, and the bytes that are held of it."""
+    groups = groups_of(files, block_bytes)
+    for number, file in enumerate(files):
+        group = groups.get(number)
+        if group is None:
+            yield file, file.num_bytes
+        elif number == group.start:
+            of_group = files[group.start : group.stop]
+            # What is joined is there twice.
+            yield max(of_group, key=lambda each: each.num_bytes), 2 * sum(each.num_bytes for each in of_group)
+
+
+def file_of(name: str) -> int:
+    """Return the number of the file, or of the first one, that a part of this name is of."""
+    return int(name.removeprefix("file").partition("-")[0])
+
+
+def is_of_groups(name: str, groups: Mapping[int, range]) -> bool:
+    """Return whether a run with these groups writes a part of this name; that of a group has its end."""
+    group = groups.get(file_of(name))
+    mark = name.partition("-")[2].partition("-")[0].partition(".")[0]
+    return mark == mark_of(group) if group is not None else not mark.startswith("before")
+
+
+def mark_of(group: range) -> str:
+    """Return what the names of the parts of a group have in common."""
+    return f"before{group.stop:04}"

@@ -3,19 +3,33 @@
 Each part is parsed alone. Text is cut at fixed bytes moved to a line end, Parquet at fixed numbers of rows,
 which are whole row groups or within one. So memory holds one part per worker, however large the file or its
 row groups are.
+
+A part costs as much in all stages together as the rows of a file of 1 MB. So the rows of a group of small
+files, see `log_files`, are joined before their values are read. Where one is bad, each file is read alone,
+which tells whose it is.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from ..errors import FormatError, InputError
-from ..schema.schema import Schema, zone_named
-from .part import UTF_16_MARKS, RawParts, iterate_blocks
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from ..errors import FormatError, HotsetError, InputError
+from ..folders.manifest import FileEntry
+from ..schema.schema import SAMPLE_TIME, Schema, zone_named
+from .log_files import BLOCK_OVER_GROUP, mark_of
+from .part import UTF_16_MARKS, FilePart, Part, RawParts, Rows, UnreadPart, iterate_blocks
 from .raw_file import RawFile
+from .text_fields import Spans
 from .text_parts import CriteoParts
 
 _START_BYTES = 4096
@@ -142,3 +156,149 @@ def _needs_schema(file: RawFile, found: str) -> FormatError:
     return FormatError(
         f"{file.path} looks like {found}, want the tab-separated lines of Criteo's format", hint=hint
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What is read of a file that is one part."""
+
+    parts: RawParts
+    number: int
+    rows: Rows
+    part: Part
+    """The part without columns, if all rows are good."""
+
+    def is_joined_with(self, other: _Piece) -> bool:
+        """Return whether the rows of two files can be one array of each column."""
+        return self.parts.schema == other.parts.schema and _types(self.rows) == _types(other.rows)
+
+    def alone(self) -> Part:
+        """Return the part, read again."""
+        part = next((each.read() for each in self.parts.iterate({})), None)
+        return part or Part({}, 0, Counter(), None)  # it has changed, which ends the run
+
+
+def _types(rows: Rows) -> dict[str, Any]:
+    types = {name: None if isinstance(each, Spans) else each.type for name, each in rows.cells.items()}
+    # Arrow cannot join lists of numbered values: no two files with them are equal.
+    is_numbered = any(
+        kind is not None and kind.num_fields and pa.types.is_dictionary(kind.field(0).type)
+        for kind in types.values()
+    )
+    return types | ({"": object()} if is_numbered else {})
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedPart:
+    """The rows of neighbouring files."""
+
+    name: str
+    pieces: tuple[_Piece, ...]
+
+    def read(self) -> Part:
+        """Read the values of all rows."""
+        rows = _joined([piece.rows for piece in self.pieces])
+        part = self.pieces[0].parts.parse_rows(rows)
+        if rows.is_whole and part.fault is None and part.disorder is None:
+            files = dict(self._files(part))
+        else:
+            files = {piece.number: piece.alone() for piece in self.pieces}
+        wrong: dict[str, Any] = {}
+        for kind in ("fault", "disorder"):
+            found = {number: getattr(each, kind) for number, each in files.items()}
+            wrong[kind] = next((replace(each, file=number) for number, each in found.items() if each), None)
+        return replace(
+            part,
+            bad=sum((each.bad for each in files.values()), Counter()),
+            **wrong,
+            num_raw_bytes=sum(each.num_raw_bytes for each in files.values()),
+            num_other_lines=sum(each.num_other_lines for each in files.values()),
+            raw_xxh3_128=_checksum_of(files.values()),
+            files=files,
+        )
+
+    def _files(self, part: Part) -> Iterator[tuple[int, Part]]:
+        """Yield what each file has of a part without bad rows."""
+        first = 0
+        for piece in self.pieces:
+            of_file = piece.part
+            if SAMPLE_TIME in part.columns:
+                times = part.columns[SAMPLE_TIME].slice(first, of_file.num_samples)
+                of_file = replace(of_file, columns={SAMPLE_TIME: times})
+            yield piece.number, of_file
+            first += of_file.num_samples
+
+    def checksum(self) -> str | None:
+        """Return the checksum that `Part` has; None where parts have none."""
+        return _checksum_of(piece.part for piece in self.pieces) or None
+
+
+def _checksum_of(files: Iterable[Part]) -> str:
+    found = "".join(each.raw_xxh3_128 for each in files)
+    return xxhash.xxh3_128_hexdigest(bytes.fromhex(found)) if found else ""
+
+
+def _joined(found: Sequence[Rows]) -> Rows:
+    """Return the rows of several files as those of one."""
+    texts: dict[tuple[int, ...], Any] = {}  # columns of text are spans of the same bytes
+
+    def joined(cells: Sequence[Any]) -> Any:
+        if not isinstance(cells[0], Spans):
+            return pa.concat_arrays(cells)
+        key = tuple(id(each.text) for each in cells)
+        if key not in texts:
+            texts[key] = np.concatenate([each.text for each in cells])
+        firsts = np.cumsum([0, *(each.text.shape[0] for each in cells[:-1])])
+        pairs = list(zip(cells, firsts, strict=True))
+        starts = np.concatenate([each.starts + first for each, first in pairs])
+        return Spans(texts[key], starts, np.concatenate([each.stops + first for each, first in pairs]))
+
+    if len(found) == 1:
+        return found[0]
+    cells = {name: joined([each.cells[name] for each in found]) for name in found[0].cells}
+    is_bad = np.concatenate([each.is_bad for each in found])
+    return Rows(cells, is_bad, is_whole=all(each.is_whole for each in found))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedFiles:
+    """The files of a group, which one worker reads."""
+
+    group: range
+    parts: Mapping[int, RawParts]
+    """The parts of each, by its number."""
+    block_bytes: int
+
+    def unread(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
+        """Yield the parts: as many files in each as have columns of the same types and fit."""
+        waiting: list[_Piece] = []
+        for number, parts in self.parts.items():
+            try:
+                pieces = parts.iterate({})
+                first, second = next(pieces, None), next(pieces, None)
+                read = first.rows() if first is not None and second is None else None
+            except HotsetError:
+                yield from self._as_part(waiting)  # whose faults come first
+                raise
+            if first is not None and second is not None:  # more than one part when it is decoded
+                yield from self._as_part(waiting)
+                waiting = []
+                yield from (self._renamed(number, each) for each in chain((first, second), pieces))
+            if read is None:
+                continue
+            piece = _Piece(parts, number, *read)
+            num_bytes = sum(each.rows.num_bytes for each in (*waiting, piece))
+            fits = num_bytes * BLOCK_OVER_GROUP <= self.block_bytes
+            if waiting and not (fits and piece.is_joined_with(waiting[-1])):
+                yield from self._as_part(waiting)
+                waiting = []
+            waiting.append(piece)
+        yield from self._as_part(waiting)
+
+    def _as_part(self, pieces: Sequence[_Piece]) -> Iterator[JoinedPart]:
+        if pieces:
+            yield JoinedPart(f"file{pieces[0].number:04}-{mark_of(self.group)}.arrow", tuple(pieces))
+
+    def _renamed(self, number: int, part: FilePart) -> FilePart:
+        name = f"file{number:04}-{mark_of(self.group)}-{part.name.partition('-')[2]}"
+        return part.named(name)

@@ -6,6 +6,7 @@ a worker decodes it. A row group of several parts is streamed, so that memory ho
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -22,9 +23,9 @@ from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema, find_columns
 from .column_values import is_fixed_text, is_list, is_text
-from .part import Part, PartsInOrder, RawParts, UnreadPart
+from .part import FilePart, Part, PartsInOrder, RawParts, Rows
 from .raw_file import RawFile
-from .tabular import check_types, find_fields, misfit, parse_batch
+from .tabular import check_types, find_fields, misfit, parse_batch, parse_rows, rows_of_batch
 
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """Errors that pyarrow raises for a file that is damaged or not Parquet."""
@@ -96,18 +97,29 @@ class RowsPart:
     name: str
     parts: Any
     """The parts of the file or table."""
-    rows: Any
+    batch: Any
     """A batch that is decoded but not parsed, a RowRun, or None where the rows are finished."""
     raw_bytes: int = 0
     """Bytes of the file that count as theirs."""
 
     def read(self) -> Part | None:
         """Decode and parse the rows; None where they are finished."""
-        if self.rows is None:
+        if self.batch is None:
             return None
-        batch = self.parts.decode(self.rows) if isinstance(self.rows, RowRun) else self.rows
-        part: Part = self.parts.parse(batch)
+        part: Part = self.parts.parse(self._decoded())
         return replace(part, num_raw_bytes=self.raw_bytes)
+
+    def rows(self) -> tuple[Rows, Part]:
+        """Decode the rows; next to them is the part without columns, if all are good."""
+        rows = self.parts.rows_of(self._decoded())
+        return rows, Part({}, rows.is_bad.shape[0], Counter(), None, num_raw_bytes=self.raw_bytes)
+
+    def _decoded(self) -> Any:
+        return self.parts.decode(self.batch) if isinstance(self.batch, RowRun) else self.batch
+
+    def named(self, name: str) -> RowsPart:
+        """Return the part with another name."""
+        return replace(self, name=name)
 
     def checksum(self) -> None:
         """Return nothing: a file is hashed whole, and a table is in memory."""
@@ -161,7 +173,7 @@ class ParquetParts(RawParts):
     ) -> None:
         self._file = file
         self._number = number
-        self._schema = schema
+        self.schema = schema
         self._block_bytes = block_bytes
         self._has_label = has_label
         self._footer: Any = None
@@ -201,15 +213,15 @@ class ParquetParts(RawParts):
         self._constants = {name: partitions[name] for name in lacking}
         self._names = tuple(name for name in self._names if name not in self._constants)
         find_fields(self._names, fields.names, self._file)
-        fields = [fields.field(name) for name in self._names]
-        check_types(self._file, self._schema, fields, has_label=self._has_label)
+        fields = tuple(fields.field(name) for name in self._names)
+        check_types(self._file, self.schema, fields, has_label=self._has_label)
 
-    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
+    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
         """Yield each part; those that are finished are not read again."""
         for part in self.describe(finished):
             yield from part.unread(finished) if isinstance(part, PartsInOrder) else (part,)
 
-    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart | PartsInOrder]:
+    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart | PartsInOrder]:
         """Yield each part, or a row group of several; those that are finished are not read again."""
         opened = self._opened()  # whose metadata is kept as long as its parts are
         for run in opened._runs(opened._footer):
@@ -221,7 +233,7 @@ class ParquetParts(RawParts):
             else:
                 yield PartsInOrder(opened, run)
 
-    def iterate_rows(self, rows: RowRun, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
+    def iterate_rows(self, rows: RowRun, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
         """Yield the parts of a row group."""
         opened = self if self._footer is not None else self._opened()
         row = rows.first_row
@@ -293,10 +305,21 @@ class ParquetParts(RawParts):
     def parse(self, batch: Any) -> Part:
         """Parse a batch, checked first: a damaged file may decode to offsets that point nowhere."""
         try:
-            batch.validate(full=True)
-            return parse_batch(batch, self._schema, has_label=self._has_label, constants=self._constants)
+            return self.parse_rows(self.rows_of(batch))
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
+
+    def rows_of(self, batch: Any) -> Rows:
+        """Return the rows of a batch, checked."""
+        try:
+            batch.validate(full=True)
+            return rows_of_batch(batch, self._constants)
+        except DAMAGE as error:
+            raise damaged_parquet(self._file, error) from error
+
+    def parse_rows(self, rows: Rows) -> Part:
+        """Read the values of rows."""
+        return parse_rows(rows, self.schema, has_label=self._has_label)
 
     def decode(self, run: RowRun) -> Any:
         """Return the rows of a run that is one part."""

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ..errors import KIB, InputError, format_byte_size
 from ..folders.manifest import FileEntry
 from ..runtime.tasks import placed_like_file, thread_buffer
+from ..schema.schema import Schema
 from .column_values import DistinctTexts
 from .criteo_kernel import PADDING_BYTES, count_newlines
 from .raw_file import ByteSource, RawFile
@@ -44,6 +45,8 @@ class Fault:
     """The line has one field too few or too many, as one read with the wrong idea of its label would."""
     remedy: str | None = None
     """The change that would make the value good, as the beginning of a hint."""
+    file: int | None = None
+    """Number of its file in the log, where the part has several."""
 
 
 _SHOWN_BYTES = 40
@@ -76,6 +79,22 @@ class Part:
     """Distinct texts of each text column, bad lines included."""
     num_other_lines: int = 0
     """Lines that are neither samples nor bad: empty ones, comments, and those that go on with a sample."""
+    files: dict[int, Part] = field(default_factory=dict)
+    """What each of several files has of the part, by its number in the log; without features."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a part as they are read, before their values are; they have their own memory."""
+
+    cells: dict[str, Any]
+    """Spans or a typed array of each column, by its name in the log; of Criteo's lines, what is parsed."""
+    is_bad: NDArray[np.bool_]
+    """(num_rows,); rows that are bad whatever their values are."""
+    num_bytes: int = 0
+    """Bytes of the text or of the arrays."""
+    is_whole: bool = True
+    """Whether nothing is wrong with what is between the rows, so that none is lacking."""
 
 
 class UnreadPart(Protocol):
@@ -95,15 +114,36 @@ class UnreadPart(Protocol):
         ...
 
 
+class FilePart(UnreadPart, Protocol):
+    """A part of one file."""
+
+    def rows(self) -> tuple[Rows, Part] | None:
+        """Read the part but no value; next to its rows is the part without columns, if all are good."""
+        ...
+
+    def named(self, name: str) -> FilePart:
+        """Return the part with another name."""
+        ...
+
+
+@runtime_checkable
+class UnreadParts(Protocol):
+    """Parts that one worker reads one after another: only reading shows where the next one begins."""
+
+    def unread(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
+        """Yield each part; those among the files ``finished`` may be left unread."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PartsInOrder:
-    """Parts that one worker reads one after another: only reading shows where the next one begins."""
+    """Parts of one file that are read in order."""
 
     parts: RawParts
     rows: Any = None
     """Rows of the file that they have; None for all."""
 
-    def unread(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
+    def unread(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
         """Yield each part; those among the files ``finished`` may be left unread."""
         if self.rows is None:
             return self.parts.iterate(finished)
@@ -113,6 +153,8 @@ class PartsInOrder:
 class RawParts:
     """The parts of one raw file."""
 
+    schema: Schema
+    """The schema to read it with."""
     unit: str = "line"
     """Word for a row in messages: line or row."""
     num_header_lines: int = 0
@@ -127,18 +169,22 @@ class RawParts:
         """Whether only reading the file shows where its parts begin, as of a compressed text."""
         return False
 
-    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
+    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
         """Yield each part in order; those among the files ``finished`` may be left unread.
 
         What is read in order is in the parts: threads parse it while the next part is read.
         """
         raise NotImplementedError
 
-    def iterate_rows(self, rows: Any, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
+    def parse_rows(self, rows: Rows) -> Part:
+        """Read the values of rows, perhaps of several files."""
+        raise NotImplementedError
+
+    def iterate_rows(self, rows: Any, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
         """Yield the parts of some rows, which `describe` gave, as `iterate` does."""
         raise NotImplementedError
 
-    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart | PartsInOrder]:
+    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart | PartsInOrder]:
         """Yield the parts in order as workers on any machine take them: without data of the file."""
         if self.is_in_order:
             yield PartsInOrder(self)

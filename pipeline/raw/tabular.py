@@ -41,7 +41,7 @@ from .column_values import (
     plain,
     read_column,
 )
-from .part import Block, Fault, Part, shown_bytes
+from .part import Block, Fault, Part, Rows, shown_bytes
 from .raw_file import RawFile
 from .text_fields import BAD, MISSING, Spans
 from .text_lists import ListForm, ListSpans
@@ -178,22 +178,42 @@ def parse_records(
         wrong_quote: the fault at which splitting ended.
         constants: columns that the records lack, and the text that stands for each row.
     """
-    in_lines = [name for name in schema.columns(has_label=has_label) if name not in constants]
-    places = zip(in_lines, records.starts, records.stops, strict=True)
-    found = {name: Spans(block.text, starts, stops) for name, starts, stops in places}
-    # A record with another number of fields is bad whatever its values are.
-    is_ragged = records.num_fields != len(fields)
-    rows = _rows(found, is_ragged, schema, has_label=has_label, constants=constants)
-    fault, disorder = rows.fault, rows.disorder
+    rows = rows_of_records(block, records, schema, fields, has_label=has_label, constants=constants)
+    part = parse_rows(rows, schema, has_label=has_label)
+    fault, disorder = part.fault, part.disorder
     if fault is not None:
         row = fault.line_in_block
-        if is_ragged[row]:
+        if rows.is_bad[row]:
             fault = _ragged(records.num_fields[row], len(fields), schema)
         fault = replace(fault, line_in_block=int(records.lines[row]))
     if disorder is not None:
         disorder = replace(disorder, line_in_block=int(records.lines[disorder.line_in_block]))
     # What follows a wrong quote could be in quotes or not, so that no line can be skipped.
-    return replace(rows, fault=fault or wrong_quote, disorder=wrong_quote or disorder)
+    return replace(part, fault=fault or wrong_quote, disorder=wrong_quote or disorder)
+
+
+def rows_of_records(
+    block: Block,
+    records: Records,
+    schema: Schema,
+    fields: Sequence[str],
+    *,
+    has_label: bool,
+    constants: Mapping[str, str] = NO_CONSTANTS,
+) -> Rows:
+    """Return the rows of records, as `parse_records` takes them, in the memory of the block."""
+    in_lines = [name for name in schema.columns(has_label=has_label) if name not in constants]
+    places = zip(in_lines, records.starts, records.stops, strict=True)
+    cells = {name: Spans(block.text, starts, stops) for name, starts, stops in places}
+    # A record with another number of fields is bad whatever its values are.
+    return _with_constants(cells, records.num_fields != len(fields), block.num_bytes, constants)
+
+
+def _with_constants(
+    cells: dict[str, Any], is_bad: NDArray[np.bool_], num_bytes: int, constants: Mapping[str, str]
+) -> Rows:
+    repeated = {name: _repeated(text, is_bad.shape[0]) for name, text in constants.items()}
+    return Rows(cells | repeated, is_bad, num_bytes)
 
 
 def _repeated(text: str, num_rows: int) -> Spans:
@@ -223,9 +243,18 @@ def parse_batch(
         constants: columns that it lacks, and the text that stands for each row.
         is_damaged: (num_rows,); rows that are bad whatever their values are.
     """
-    found = {name: plain(values) for name, values in zip(batch.schema.names, batch.columns, strict=True)}
+    return parse_rows(rows_of_batch(batch, constants, is_damaged), schema, has_label=has_label)
+
+
+def rows_of_batch(
+    batch: Any,
+    constants: Mapping[str, str] = NO_CONSTANTS,
+    is_damaged: NDArray[np.bool_] | None = None,
+) -> Rows:
+    """Return the rows of a record batch, as `parse_batch` takes it."""
+    cells = dict(zip(batch.schema.names, batch.columns, strict=True))
     is_damaged = np.zeros(batch.num_rows, np.bool_) if is_damaged is None else is_damaged
-    return _rows(found, is_damaged, schema, has_label=has_label, constants=constants)
+    return _with_constants(cells, is_damaged, batch.get_total_buffer_size(), constants)
 
 
 def check_types(file: RawFile, schema: Schema, fields: Any, *, has_label: bool) -> None:
@@ -235,6 +264,7 @@ def check_types(file: RawFile, schema: Schema, fields: Any, *, has_label: bool) 
         raise InputError(f"{file.path}: {fault}", hint="fix the schema, or cast the column")
 
 
+@lru_cache(maxsize=8)
 def misfit(schema: Schema, fields: Any, *, has_label: bool) -> str | None:
     """Return why the type of an Arrow column does not match the schema, or None where all do."""
     kinds = {field.name: field.type for field in fields}
@@ -246,7 +276,6 @@ def misfit(schema: Schema, fields: Any, *, has_label: bool) -> str | None:
     return next((fault for fault in faults if fault), None)
 
 
-@lru_cache(maxsize=4096)
 def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
     found = f"column {column.column!r} is {kind}"
     wanted = column.wanted
@@ -275,16 +304,10 @@ def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
     return None if fits else f"{found}, want {wanted}"
 
 
-def _rows(
-    found: dict[str, Any],
-    is_ragged: NDArray[np.bool_],
-    schema: Schema,
-    *,
-    has_label: bool,
-    constants: Mapping[str, str],
-) -> Part:
+def parse_rows(rows: Rows, schema: Schema, *, has_label: bool) -> Part:
     """Read every column; a row that one of them finds bad is left out of all."""
-    found = found | {name: _repeated(text, is_ragged.shape[0]) for name, text in constants.items()}
+    found = {name: each if isinstance(each, Spans) else plain(each) for name, each in rows.cells.items()}
+    is_ragged = rows.is_bad
     columns: list[tuple[_Column, Any]] = []
     for column in columns_of(schema, has_label):
         cells = found[column.column]

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import MIB
 from ..folders.manifest import FileEntry
 from ..schema.schema import Schema
-from .criteo import count_reasons, describe_fault, parse_block
+from .criteo import ParsedBlock, count_reasons, describe_fault, parse_block
 from .criteo_kernel import count_newlines
-from .part import UTF_8, Block, Part, PlainBlock, RawParts, iterate_blocks, without_mark
+from .part import UTF_8, Block, Part, PlainBlock, RawParts, Rows, iterate_blocks, without_mark
 from .raw_file import RawFile
 from .same_log import block_name, checksum_of_block
 
@@ -39,10 +42,25 @@ class TextPart:
         if block.num_bytes == 0:
             return None
         block = block.tallied()  # first: parsing may change the text
+        num_above = int(count_newlines(block.lines[: self.parts.header_bytes(block)]))
+        return self._counted(block, num_above, self.parts.parse(block, self.context))
+
+    def rows(self) -> tuple[Rows, Part] | None:
+        """Read the block but no value; next to its rows is the part without columns, if all are good."""
+        block = self.block.read()
+        if block.num_bytes == 0:
+            return None
+        block = block.tallied()
+        block = replace(block, text=block.text.copy())  # the thread reads the next block to the same place
+        num_above = int(count_newlines(block.lines[: self.parts.header_bytes(block)]))
+        rows = self.parts.rows_of(block, self.context)
+        return rows, self._counted(block, num_above, Part({}, rows.is_bad.shape[0], Counter(), None))
+
+    def _counted(self, block: Block, num_above: int, part: Part) -> Part:
+        """Return a part with the lines and bytes of its block, ``num_above`` lines of which are a header."""
         assert block.tally is not None
         tally = block.tally
-        num_lines = tally.num_lines - int(count_newlines(block.lines[: self.parts.header_bytes(block)]))
-        part = self.parts.parse(block, self.context)
+        num_lines = tally.num_lines - num_above
         num_other_lines = num_lines - part.num_samples - part.bad.total()
         return replace(
             part,
@@ -50,6 +68,10 @@ class TextPart:
             raw_xxh3_128="" if self.parts.is_hashed_whole else tally.xxh3_128,
             num_other_lines=num_other_lines if self.parts.unit == "line" else 0,
         )
+
+    def named(self, name: str) -> TextPart:
+        """Return the part with another name."""
+        return replace(self, name=name)
 
     def checksum(self) -> str | None:
         """Read the block, and return the checksum that `Part` has; None where parts have none."""
@@ -81,6 +103,10 @@ class TextParts(RawParts):
 
     def parse(self, block: Block, context: int | None) -> Part:
         """Parse the lines of a block."""
+        raise NotImplementedError
+
+    def rows_of(self, block: Block, context: int | None) -> Rows:
+        """Return the rows of a block before their values are read, in memory of their own."""
         raise NotImplementedError
 
     def header_bytes(self, block: Block) -> int:
@@ -118,10 +144,9 @@ class CriteoParts(TextParts):
     def parse(self, block: Block, context: int | None) -> Part:
         """Parse the lines of a block."""
         block = without_mark(block)
-        # Find the reasons of bad lines only where they are counted. Empty lines at the end are none.
+        # Find the reasons of bad lines only where they are counted.
         parsed = parse_block(block, self.schema, has_label=self.has_label)
-        is_line = parsed.bad_lines[:, 0] < (context or 0) - block.start
-        bad_lines = parsed.bad_lines[is_line]
+        bad_lines = _bad_lines(parsed, block, context)
         bad: Counter[str] = Counter()
         fault = None
         if bad_lines.shape[0] and self.strict:
@@ -129,6 +154,22 @@ class CriteoParts(TextParts):
         elif bad_lines.shape[0]:
             bad.update(count_reasons(block, bad_lines, self.schema, has_label=self.has_label))
         return Part(parsed.columns, parsed.num_samples, bad, fault)
+
+    def rows_of(self, block: Block, context: int | None) -> Rows:
+        """Return the good lines of a block, which are parsed already."""
+        block = without_mark(block)
+        parsed = parse_block(block, self.schema, has_label=self.has_label, is_kept=True)
+        is_good = not _bad_lines(parsed, block, context).shape[0]
+        return Rows(parsed.columns, np.zeros(parsed.num_samples, np.bool_), block.num_bytes, is_good)
+
+    def parse_rows(self, rows: Rows) -> Part:
+        """Return the lines as they were parsed."""
+        return Part(rows.cells, rows.is_bad.shape[0], Counter(), None)
+
+
+def _bad_lines(parsed: ParsedBlock, block: Block, context: int | None) -> NDArray[np.int64]:
+    """Return the bad lines of a block without the empty ones at the end of the text, which are none."""
+    return parsed.bad_lines[parsed.bad_lines[:, 0] < (context or 0) - block.start]
 
 
 def _with_content_bytes(parts: Iterable[TextPart]) -> Iterator[TextPart]:

@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import xxhash
 
@@ -41,9 +41,9 @@ from ..folders.resume import Continuation, starts_with
 from ..folders.totals import ColumnsFacts, ColumnsTotals, RawLog
 from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
-from ..raw.log_files import identity_of, inspect_logs, names_of
-from ..raw.log_parts import COLUMNAR, as_read, open_parts
-from ..raw.part import QUOTE, UTF_8, Fault, PartsInOrder, RawParts, UnreadPart, iterate_blocks
+from ..raw.log_files import examples_of, file_of, groups_of, identity_of, inspect_logs, is_of_groups, names_of
+from ..raw.log_parts import COLUMNAR, JoinedFiles, as_read, open_parts
+from ..raw.part import QUOTE, UTF_8, Fault, Part, RawParts, UnreadPart, UnreadParts, iterate_blocks
 from ..raw.raw_file import RawFile
 from ..raw.same_log import REMEDY, check_log, checksum_of_log, note_log
 from ..raw.times import shown_time
@@ -78,14 +78,19 @@ _SAMPLES_MARGIN = 9 / 8
 """Samples of a block for each one that the lines at the start of its file let expect."""
 
 
-def part_bytes(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool) -> int:
-    """Return the estimated anonymous memory of one worker that parses blocks of ``file`` (bytes)."""
+def part_bytes(
+    file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool, num_bytes: int | None = None
+) -> int:
+    """Return the estimated anonymous memory of one worker that parses blocks of ``file`` (bytes).
+
+    ``num_bytes``: those of the files that are read together; None where it is this one alone.
+    """
     of_samples = schema.sample_columns(has_label=has_label)
     num_columns = len(schema.dense) + len(schema.sparse) + len(of_samples)
     form = _form_of(file, schema)
     if form in COLUMNAR:
         return int(block_bytes / _STORED_VALUE_BYTES * _PARQUET_VALUE_BYTES)
-    text_bytes = _text_bytes(file, schema, block_bytes)
+    text_bytes = _text_bytes(file, schema, block_bytes, num_bytes)
     num_values = text_bytes / _line_bytes(file) * num_columns
     value_bytes = _CRITEO_VALUE_BYTES if form == "criteo" else _CSV_VALUE_BYTES
     num_blocks = 1 + _BLOCKS_IN_FLIGHT if _is_streamed(file, schema) else _TEXT_MARGIN
@@ -114,12 +119,14 @@ def _share_of_texts(file: RawFile, schema: Schema, *, has_label: bool) -> float:
     return 1.0
 
 
-def samples_of_block(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool) -> int:
-    """Return the estimated samples of the largest part that a block of ``file`` becomes."""
+def samples_of_block(
+    file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool, num_bytes: int | None = None
+) -> int:
+    """Return the estimated samples of the largest part that a block becomes, arguments as in `part_bytes`."""
     if _form_of(file, schema) in COLUMNAR:
         values_of_row = max(1, len(schema.columns(has_label=has_label)) - len(schema.lists))
         return max(1, block_bytes // (_STORED_VALUE_BYTES * values_of_row))
-    return int(_text_bytes(file, schema, block_bytes) / _line_bytes(file) * _SAMPLES_MARGIN)
+    return int(_text_bytes(file, schema, block_bytes, num_bytes) / _line_bytes(file) * _SAMPLES_MARGIN)
 
 
 def _form_of(file: RawFile, schema: Schema) -> str:
@@ -132,9 +139,10 @@ def _form_of(file: RawFile, schema: Schema) -> str:
         return schema.format
 
 
-def _text_bytes(file: RawFile, schema: Schema, block_bytes: int) -> int:
+def _text_bytes(file: RawFile, schema: Schema, block_bytes: int, num_bytes: int | None) -> int:
     """Return the bytes of text of the largest block; a small file is one block."""
-    return block_bytes if _is_streamed(file, schema) else min(block_bytes, file.num_bytes)
+    num_bytes = file.num_bytes if num_bytes is None else num_bytes
+    return block_bytes if _is_streamed(file, schema) else min(block_bytes, num_bytes)
 
 
 def _line_bytes(file: RawFile) -> float:
@@ -221,18 +229,20 @@ class _Tally:
         return self.known or str(self.digest.hexdigest())
 
     @classmethod
-    def of_before(cls, before: Manifest, number: int) -> _Tally:
-        """Return the tally of file ``number`` from a folder that was sealed."""
+    def of_before(cls, before: Manifest, num_files: int) -> list[_Tally]:
+        """Return the tallies of the first files from a folder that was sealed."""
         # Checksum and lines are in the totals; bad lines by reason only in the parts.
-        raw = ColumnsTotals.of(before).raw[number]
-        bad = Counter[str]()
-        last_time: int | None = None
+        raw = ColumnsTotals.of(before).raw[:num_files]
+        tallies = [cls(each.num_lines, known=each.xxh3_128_of_blocks) for each in raw]
         for _, entry in before.parts():
-            if entry.path.startswith(f"file{number:04}-"):
-                facts = before.facts_of(ColumnsFacts, entry)
-                bad.update(facts.bad)
-                last_time = facts.last_time if facts.last_time is not None else last_time
-        return cls(raw.num_lines, bad, known=raw.xxh3_128_of_blocks, last_time=last_time)
+            for facts in before.facts_of(ColumnsFacts, entry).by_file:
+                number = file_of(entry.path) if facts.file is None else facts.file
+                if number < len(tallies):
+                    tallies[number].bad.update(facts.bad)
+                    tallies[number].last_time = facts.last_time
+        for earlier, later in pairwise(tallies):
+            later.last_time = earlier.last_time if later.last_time is None else later.last_time
+        return tallies
 
 
 def ingest(
@@ -248,10 +258,10 @@ def ingest(
 
     Reads:   Criteo's lines of ``label, integers, categories`` or CSV, plain, gzip or zstd; Parquet;
              several files in order
-    Writes:  ``file{f}-block{b}.arrow``, of Parquet ``file{f}-row{first}.arrow``: label uint8, weight float32,
-             group uint64, dense int32 or float64, sparse uint32 (Criteo), uint64 or list<uint64>, null where
-             missing (in a list, its elements: a missing list has one); ``*.texts.arrow`` next to them, see
-             `columns`
+    Writes:  ``file{f}-block{b}.arrow``, of Parquet ``file{f}-row{first}.arrow``, of small files
+             ``file{first}-before{end}.arrow``: label uint8, weight float32, group uint64, dense int32 or
+             float64, sparse uint32 (Criteo), uint64 or list<uint64>, null where missing (in a list, its
+             elements: a missing list has one); ``*.texts.arrow`` next to them, see `columns`
 
     With ``extend``, columns of the first of these files are continued; only the files after them are parsed.
     Logs that an earlier run has read are hashed again, unless ``trust_names``; see `same_log`.
@@ -280,14 +290,20 @@ def ingest(
             check_log(file, number, before, resources)
     if output.sealed is not None:
         return output.sealed
-    tallies = [_Tally.of_before(before, number) for number in range(num_before)] if before else []
+    # What was the last group of small files may be part of a larger one now, which is read again.
+    groups = groups_of(files, config.block_bytes)
+    stale = [name for name in output.finished if not is_of_groups(name, groups)]
+    output.drop(stale)
+    again = [groups[number].start for number in (num_before, *map(file_of, stale)) if number in groups]
+    num_before = min((num_before, *again))
+    tallies = _Tally.of_before(before, num_before) if before else []
     parts = {number: open_log(file, number, config) for number, file in [*enumerate(files)][num_before:]}
-    account = _Account(files, parts, tallies, config, output, resources, trust_names)
+    account = _Account(files, parts, groups, tallies, config, output, resources, trust_names)
     try:
         # Closed when a line is refused: no task may go on writing then.
         with closing(run_tasks(_ingest_unit, account.tasks(), workers=resources.workers)) as results:
-            for number, found in results:
-                account.add(number, found)
+            for found in results:
+                account.add(found)
         account.move_to(len(files))
     except InputError:
         # Neither another log nor other settings, which are the ways out, could use what is finished.
@@ -312,8 +328,13 @@ def workers_for(files: Sequence[RawFile], config: IngestConfig, resources: Resou
 def needed_bytes(files: Sequence[RawFile], config: IngestConfig) -> int:
     """Return the bytes that one worker of `ingest` needs, estimated from the first lines of files."""
     schema = schema_of(config.schema)
-    needed = (part_bytes(file, schema, config.block_bytes, has_label=config.label) for file in files)
-    return max(needed, default=0)
+    return max(
+        (
+            part_bytes(file, schema, config.block_bytes, has_label=config.label, num_bytes=num_bytes)
+            for file, num_bytes in examples_of(files, config.block_bytes)
+        ),
+        default=0,
+    )
 
 
 def continued_log(extend: bool) -> Continuation:
@@ -338,7 +359,7 @@ def open_log(file: RawFile, number: int, config: IngestConfig) -> RawParts:
     )
 
 
-Unit = UnreadPart | PartsInOrder | HotsetError
+Unit = UnreadPart | UnreadParts | HotsetError
 """What one task reads; an error that was met where its part would be is raised in its turn."""
 
 
@@ -349,6 +370,7 @@ class _Account:
         self,
         files: list[RawFile],
         parts: dict[int, RawParts],
+        groups: dict[int, range],
         tallies: list[_Tally],
         config: IngestConfig,
         output: Output,
@@ -357,6 +379,7 @@ class _Account:
     ) -> None:
         self._files = files
         self._parts = parts
+        self._groups = groups
         self._tallies = tallies
         """Of the files that were read, the last one perhaps in part."""
         self._config = config
@@ -365,23 +388,33 @@ class _Account:
         self._trust_names = trust_names
         self._checksums: dict[int, str] = {}
         """Of files that are hashed whole."""
-        self._begun = {name.partition("-")[0] for name in output.finished}
+        self._begun = {
+            file_of(name) if facts.file is None else facts.file
+            for name, entry in output.finished.items()
+            if not entry.is_texts
+            for facts in entry.read_facts(ColumnsFacts).by_file
+        }
         self._ends = list(accumulate((file.num_bytes for file in files), initial=0))
         # A text that is decompressed or decoded has an unknown length, and then so has the whole: total 0.
         is_known = not any(_is_streamed(file, schema_of(config.schema)) for file in files)
         self._total = self._ends[-1] if is_known else 0
         self._done = 0
 
-    def tasks(self) -> Iterator[tuple[Unit, int, RawFile, IngestConfig, Output, bool]]:
+    def tasks(self) -> Iterator[tuple[Unit, RawFile, IngestConfig, Output, bool]]:
         """Yield what is read of all files, as parts with data or, for other machines, without."""
         is_remote = num_processes(self._resources.workers) > 0
         for number, parts in self._parts.items():
-            file = self._files[number]
-            ways = number, file, self._config, self._output, self._trust_names
+            ways = self._files[number], self._config, self._output, self._trust_names
             try:
                 if parts.is_hashed_whole:
                     self._hash_whole(number)
                 finished = self._output.finished
+                group = self._groups.get(number)
+                if group is not None:
+                    if number == group[-1]:
+                        of_group = {each: self._parts[each] for each in group}
+                        yield JoinedFiles(group, of_group, self._config.block_bytes), *ways
+                    continue
                 for unit in parts.describe(finished) if is_remote else parts.iterate(finished):
                     yield unit, *ways
             except HotsetError as error:  # parts before it may be refused first
@@ -392,7 +425,7 @@ class _Account:
         file = self._files[number]
         unseen = replace(self._resources, progress=silent)
         self._checksums[number] = checksum_of_log(file, self._config.block_bytes, unseen)
-        is_begun = f"file{number:04}" in self._begun and not self._trust_names
+        is_begun = number in self._begun and not self._trust_names
         _compare_with_begun(file, number, self._checksums[number], self._output, is_begun=is_begun)
 
     def move_to(self, number: int) -> None:
@@ -417,29 +450,36 @@ class _Account:
         if not self._trust_names:  # else parts may be those of another log
             note_log(file, self._config.block_bytes, tally.checksum)
 
-    def add(self, number: int, found: list[tuple[str, Fault | None]]) -> None:
-        """Add what a task read of a file."""
-        self.move_to(number)
+    def add(self, found: list[tuple[str, Fault | None]]) -> None:
+        """Add the parts that a task read to the tallies of their files."""
+        # Parts arrive in order, so all lines before a fault are counted.
         for name, fault in found:
-            self._add(number, name, fault)
+            number = file_of(name)
+            self.move_to(number)
+            if fault is not None:
+                self._refuse(number if fault.file is None else fault.file, fault)
+            if name in self._output.finished:
+                for facts in self._output.finished[name].read_facts(ColumnsFacts).by_file:
+                    self._add(number if facts.file is None else facts.file, facts)
 
-    def _add(self, number: int, name: str, fault: Fault | None) -> None:
-        """Add a part to the tally of its file."""
+    def _refuse(self, number: int, fault: Fault) -> NoReturn:
+        self.move_to(number)
         file, parts, tally = self._files[number], self._parts[number], self._tallies[number]
-        # Parts arrive in order, so all lines before this one are counted.
-        if fault is not None:
-            line = tally.lines + tally.other_lines + fault.line_in_block + 1 + parts.num_header_lines
-            hint = hint_for(fault, self._config)
-            raise InputError(f"{file.path}, {parts.unit} {line}{fault.text}", hint=hint)
-        if name in self._output.finished:
-            facts = self._output.finished[name].read_facts(ColumnsFacts)
-            _check_order(file, facts, tally, parts)
-            tally.lines += facts.num_lines
-            tally.other_lines += facts.num_other_lines or 0
-            tally.bad.update(facts.bad)
-            tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
-            self._done += facts.num_raw_bytes
-            self._resources.progress("ingest", self._done, self._total)
+        line = tally.lines + tally.other_lines + fault.line_in_block + 1 + parts.num_header_lines
+        hint = hint_for(fault, self._config)
+        raise InputError(f"{file.path}, {parts.unit} {line}{fault.text}", hint=hint)
+
+    def _add(self, number: int, facts: ColumnsFacts) -> None:
+        """Add what a file has of a part to its tally."""
+        self.move_to(number)
+        file, parts, tally = self._files[number], self._parts[number], self._tallies[number]
+        _check_order(file, facts, tally, parts)
+        tally.lines += facts.num_lines
+        tally.other_lines += facts.num_other_lines or 0
+        tally.bad.update(facts.bad)
+        tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
+        self._done += facts.num_raw_bytes
+        self._resources.progress("ingest", self._done, self._total)
         # Refuse as soon as even good lines to the end could not reduce the fraction enough.
         if parts.min_line_bytes and not file.compression:
             max_lines_left = max(self._ends[number + 1] - self._done, 0) / parts.min_line_bytes
@@ -461,17 +501,17 @@ def _compare_with_begun(file: RawFile, number: int, checksum: str, output: Outpu
 
 
 def _ingest_unit(
-    unit: Unit, number: int, file: RawFile, config: IngestConfig, output: Output, trust_names: bool
-) -> tuple[int, list[tuple[str, Fault | None]]]:
-    """Write one part, or some in order up to the first with a fault; return names, faults, and the file."""
+    unit: Unit, file: RawFile, config: IngestConfig, output: Output, trust_names: bool
+) -> list[tuple[str, Fault | None]]:
+    """Write one part, or some in order up to the first with a fault; return names and faults."""
     if isinstance(unit, HotsetError):
         raise unit
     found = []
-    for part in unit.unread(output.finished) if isinstance(unit, PartsInOrder) else (unit,):
+    for part in unit.unread(output.finished) if isinstance(unit, UnreadParts) else (unit,):
         found.append(_ingest_part(part, file, config, output, trust_names))
         if found[-1][1] is not None:
             break
-    return number, found
+    return found
 
 
 def _ingest_part(
@@ -495,22 +535,29 @@ def _ingest_part(
     # No line is skipped for a time before the one above it, nor for a quote that is not closed.
     if part.disorder is not None:
         return name, part.disorder
-    times = part.columns.get(SAMPLE_TIME) if part.num_samples else None
     # What the later stages need to know of the part, so that they do not open it.
-    facts = ColumnsFacts(
-        num_lines=part.num_samples + part.bad.total(),
-        num_raw_bytes=part.num_raw_bytes,
-        raw_xxh3_128=part.raw_xxh3_128,
+    facts = replace(
+        _facts_of(part),
         lookups={name: len(part.columns[name].values) for name, _ in schema_of(config.schema).lists},
-        bad=dict(sorted(part.bad.items())),
-        num_other_lines=part.num_other_lines or None,
-        first_time=None if times is None else times[0].as_py(),
-        last_time=None if times is None else times[-1].as_py(),
+        files=tuple(replace(_facts_of(each), file=number) for number, each in part.files.items()),
     )
     write_part_texts(output, name, part.texts)  # first: a part that is there has its texts
     with output.writing(name, part.num_samples, facts) as path:
         write_batch(path, part.columns)
     return name, None
+
+
+def _facts_of(part: Part) -> ColumnsFacts:
+    times = part.columns.get(SAMPLE_TIME) if part.num_samples else None
+    return ColumnsFacts(
+        num_lines=part.num_samples + part.bad.total(),
+        num_raw_bytes=part.num_raw_bytes,
+        raw_xxh3_128=part.raw_xxh3_128,
+        bad=dict(sorted(part.bad.items())),
+        num_other_lines=part.num_other_lines or None,
+        first_time=None if times is None else times[0].as_py(),
+        last_time=None if times is None else times[-1].as_py(),
+    )
 
 
 def _check_order(file: RawFile, facts: ColumnsFacts, tally: _Tally, parts: RawParts) -> None:

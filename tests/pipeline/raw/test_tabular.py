@@ -27,8 +27,8 @@ from hotset.pipeline.raw import parquet_parts, tabular
 from hotset.pipeline.raw.column_values import read_column
 from hotset.pipeline.raw.log_files import inspect_logs
 from hotset.pipeline.raw.parquet_parts import ParquetParts
-from hotset.pipeline.raw.part import Part
-from hotset.pipeline.raw.tabular import parse_batch
+from hotset.pipeline.raw.part import Part, Rows
+from hotset.pipeline.raw.tabular import parse_batch, parse_rows
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import Schema
 from hotset.pipeline.schema.schema_file import read_schema
@@ -595,11 +595,11 @@ def test_a_row_group_of_different_long_texts_is_not_held_whole(
     assert pq.ParquetFile(tmp_path / "log").metadata.row_group(0).column(0).has_dictionary_page
     held: list[int] = []
 
-    def parse(batch: Any, schema: Schema, **settings: Any) -> Part:
+    def parse(rows: Rows, schema: Schema, **settings: Any) -> Part:
         held.append(pa.total_allocated_bytes())
-        return parse_batch(batch, schema, **settings)
+        return parse_rows(rows, schema, **settings)
 
-    monkeypatch.setattr(parquet_parts, "parse_batch", parse)
+    monkeypatch.setattr(parquet_parts, "parse_rows", parse)
     config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'", block_bytes=ByteSize(1 << 20))
     before = pa.total_allocated_bytes()
     columns = ingest([tmp_path / "log"], config, tmp_path / "out", Resources(workers=1))
@@ -611,11 +611,11 @@ def test_texts_that_the_file_has_once_are_held_once(tmp_path: Path, monkeypatch:
     pq.write_table(pa.table({"d": [texts[number % 3] for number in range(3000)]}), tmp_path / "log")
     held: list[int] = []
 
-    def parse(batch: Any, schema: Schema, **settings: Any) -> Part:
-        held.append(batch.nbytes)
-        return parse_batch(batch, schema, **settings)
+    def parse(rows: Rows, schema: Schema, **settings: Any) -> Part:
+        held.append(rows.cells["d"].nbytes)
+        return parse_rows(rows, schema, **settings)
 
-    monkeypatch.setattr(parquet_parts, "parse_batch", parse)
+    monkeypatch.setattr(parquet_parts, "parse_rows", parse)
     config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'")
     made = ingest([tmp_path / "log"], config, tmp_path / "out")
     assert columns_in(made)["d"].count(None) == 1000 and len(set(columns_in(made)["d"])) == 3
