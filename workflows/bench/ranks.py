@@ -438,14 +438,14 @@ def spy_on_rank(data: Path, folder: Path, splits: dict[str, tuple[int, ...]], nu
 
     def spied(own: Any, step: Any, number: int, rates: Any) -> Any:
         with Spy() as spy:
-            total = run_step(own, step, number, rates)
+            loss_sum = run_step(own, step, number, rates)
         sent, calls = spy.num_bytes, spy.calls["alltoall_base"]
-        # Dense layers and the loss are alike in every step and with every split.
-        dense = sum(each.nbytes for each in own._model.module.dense.parameters()) + total.nbytes
+        # Dense layers are alike in every step and with every split.
+        dense = sum(each.nbytes for each in own._model.module.dense.parameters())
         seen = {"all_to_all": sent.pop("alltoall_base", 0), "all_reduce": sent.pop("allreduce", 0) - dense}
         kind = {"is_hot_only": step.batch.is_hot_only, "all_to_all_calls": calls}
         steps.append(kind | seen | {"other": sent.total()})
-        return total
+        return loss_sum
 
     config = TrainConfig(engine="torchrec", threads=1, recipe=RecipeOptions(max_steps=num_steps))
     found = {}
