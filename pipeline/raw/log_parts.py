@@ -25,6 +25,7 @@ import xxhash
 
 from ..errors import FormatError, HotsetError, InputError
 from ..folders.manifest import FileEntry
+from ..folders.totals import ColumnsFacts
 from ..schema.schema import SAMPLE_TIME, Schema, zone_named
 from .log_files import BLOCK_OVER_GROUP, mark_of
 from .part import UTF_16_MARKS, FilePart, Part, RawParts, Rows, UnreadPart, iterate_blocks
@@ -228,9 +229,12 @@ class JoinedPart:
             yield piece.number, of_file
             first += of_file.num_samples
 
-    def checksum(self) -> str | None:
-        """Return the checksum that `Part` has; None where parts have none."""
-        return _checksum_of(piece.part for piece in self.pieces) or None
+    def changed(self, facts: ColumnsFacts) -> int | None:
+        """Return the number of the first file whose lines are not those of these facts."""
+        known = {each.file: each.raw_xxh3_128 for each in facts.by_file}
+        found = {piece.number: piece.part.raw_xxh3_128 for piece in self.pieces}
+        changed = (number for number in found if found[number] != known.get(number))
+        return next(changed, None if len(found) == len(known) else max(found))
 
 
 def _checksum_of(files: Iterable[Part]) -> str:

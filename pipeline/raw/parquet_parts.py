@@ -121,7 +121,7 @@ class RowsPart:
         """Return the part with another name."""
         return replace(self, name=name)
 
-    def checksum(self) -> None:
+    def changed(self, facts: ColumnsFacts) -> None:
         """Return nothing: a file is hashed whole, and a table is in memory."""
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..errors import KIB, InputError, format_byte_size
 from ..folders.manifest import FileEntry
+from ..folders.totals import ColumnsFacts
 from ..runtime.tasks import placed_like_file, thread_buffer
 from ..schema.schema import Schema
 from .column_values import DistinctTexts
@@ -109,8 +110,11 @@ class UnreadPart(Protocol):
         """Read and parse the part; None where it has no line."""
         ...
 
-    def checksum(self) -> str | None:
-        """Read the part, and return the checksum that `Part` has; None where parts have none."""
+    def changed(self, facts: ColumnsFacts) -> int | None:
+        """Read the part, and return the number of the first file whose lines are not those of these facts.
+
+        None where there is none, and of parts without checksums.
+        """
         ...
 
 

@@ -252,7 +252,11 @@ def rows_of_batch(
     is_damaged: NDArray[np.bool_] | None = None,
 ) -> Rows:
     """Return the rows of a record batch, as `parse_batch` takes it."""
-    cells = dict(zip(batch.schema.names, batch.columns, strict=True))
+    # Not all numbered values can be joined with those of other batches as they are.
+    cells = {
+        name: plain(values) if pa.types.is_dictionary(values.type) else values
+        for name, values in zip(batch.schema.names, batch.columns, strict=True)
+    }
     is_damaged = np.zeros(batch.num_rows, np.bool_) if is_damaged is None else is_damaged
     return _with_constants(cells, is_damaged, batch.get_total_buffer_size(), constants)
 

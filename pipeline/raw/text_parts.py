@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import MIB
 from ..folders.manifest import FileEntry
+from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema
 from .criteo import ParsedBlock, count_reasons, describe_fault, parse_block
 from .criteo_kernel import count_newlines
@@ -73,9 +74,10 @@ class TextPart:
         """Return the part with another name."""
         return replace(self, name=name)
 
-    def checksum(self) -> str | None:
-        """Read the block, and return the checksum that `Part` has; None where parts have none."""
-        return None if self.parts.is_hashed_whole else checksum_of_block(self.block)
+    def changed(self, facts: ColumnsFacts) -> int | None:
+        """Read the block, and return the number of its file where its lines are not those of these facts."""
+        is_known = self.parts.is_hashed_whole or checksum_of_block(self.block) == facts.raw_xxh3_128
+        return None if is_known else self.parts.number
 
 
 @dataclass

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -400,20 +400,23 @@ class _Account:
         self._total = self._ends[-1] if is_known else 0
         self._done = 0
 
-    def tasks(self) -> Iterator[tuple[Unit, RawFile, IngestConfig, Output, bool]]:
+    def tasks(self) -> Iterator[tuple[Unit, dict[int, RawFile], IngestConfig, Output, bool]]:
         """Yield what is read of all files, as parts with data or, for other machines, without."""
         is_remote = num_processes(self._resources.workers) > 0
         for number, parts in self._parts.items():
-            ways = self._files[number], self._config, self._output, self._trust_names
+            group = self._groups.get(number)
+            is_read = group is None or number == group[-1]  # a group with its last file
+            files = {each: self._files[each] for each in group or (number,)} if is_read else {}
+            ways = files, self._config, self._output, self._trust_names
             try:
                 if parts.is_hashed_whole:
                     self._hash_whole(number)
                 finished = self._output.finished
-                group = self._groups.get(number)
+                if not is_read:
+                    continue
                 if group is not None:
-                    if number == group[-1]:
-                        of_group = {each: self._parts[each] for each in group}
-                        yield JoinedFiles(group, of_group, self._config.block_bytes), *ways
+                    of_group = {each: self._parts[each] for each in group}
+                    yield JoinedFiles(group, of_group, self._config.block_bytes), *ways
                     continue
                 for unit in parts.describe(finished) if is_remote else parts.iterate(finished):
                     yield unit, *ways
@@ -501,29 +504,29 @@ def _compare_with_begun(file: RawFile, number: int, checksum: str, output: Outpu
 
 
 def _ingest_unit(
-    unit: Unit, file: RawFile, config: IngestConfig, output: Output, trust_names: bool
+    unit: Unit, files: Mapping[int, RawFile], config: IngestConfig, output: Output, trust_names: bool
 ) -> list[tuple[str, Fault | None]]:
     """Write one part, or some in order up to the first with a fault; return names and faults."""
     if isinstance(unit, HotsetError):
         raise unit
     found = []
     for part in unit.unread(output.finished) if isinstance(unit, UnreadParts) else (unit,):
-        found.append(_ingest_part(part, file, config, output, trust_names))
+        found.append(_ingest_part(part, files, config, output, trust_names))
         if found[-1][1] is not None:
             break
     return found
 
 
 def _ingest_part(
-    unread: UnreadPart, file: RawFile, config: IngestConfig, output: Output, trust_names: bool
+    unread: UnreadPart, files: Mapping[int, RawFile], config: IngestConfig, output: Output, trust_names: bool
 ) -> tuple[str, Fault | None]:
     """Parse one part and write it; return its name and, in strict mode, its first fault."""
     name = unread.name
     if output.has(name):
         # What a killed run has read is read again, and hashed: the file may be another one by now.
-        checksum = None if trust_names else unread.checksum()
-        if checksum not in (None, output.finished[name].read_facts(ColumnsFacts).raw_xxh3_128):
-            raise _changed(file, output, f": {name} was made of other lines")
+        changed = None if trust_names else unread.changed(output.finished[name].read_facts(ColumnsFacts))
+        if changed is not None:
+            raise _changed(files[changed], output, f": {name} was made of other lines")
         return name, None
     part = unread.read()
     # A block in which no line begins, such as one inside a line longer than a block.

@@ -270,6 +270,34 @@ def test_files_that_do_not_fit_together_are_parts_of_their_own(
     assert columns_in(found) == columns_in(ingest(files, config, tmp_path / "wanted"))
 
 
+def test_numbered_texts_of_many_files_are_joined(tmp_path: Path) -> None:
+    """Together they have more texts than their numbers may count, and some have a number for a null."""
+    files = [tmp_path / f"part-{number:03}" for number in range(NUM_FILES)]
+    for number, file in enumerate(files):
+        texts = pa.array([f"{number}-{row}" for row in range(9)] + [None])
+        words = pa.DictionaryArray.from_arrays(pa.array([*range(10), None], pa.int8()), texts)
+        table = pa.table({"label": [1] * 11, "word": words})
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    schema = 'format = "arrow"\nlabel = "label"\n[sparse]\nword = "text"'
+    columns = ingest(files, IngestConfig(schema=schema), tmp_path / "out")
+    assert parts_in(columns) == ["file0000-before0040.arrow"]
+    words = columns_in(columns)["word"]
+    assert len({*words}) == 9 * NUM_FILES + 1 and words.count(None) == 2 * NUM_FILES
+
+
+def test_a_file_that_changed_after_a_kill_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write_log(tmp_path / "log", "csv")
+    config = config_of("csv", block_bytes=ByteSize(4 * 20 * max(file.stat().st_size for file in files)))
+    with monkeypatch.context() as patch:
+        patch.setattr("hotset.pipeline.stages.ingest.write_batch", interrupt_after(1, KeyError))
+        with pytest.raises(KeyError):
+            ingest(files, config, tmp_path / "out", Resources(workers=1))
+    files[7].write_bytes(files[7].read_bytes().replace(b'"w"', b'"v"'))
+    with pytest.raises(HotsetError, match="part-007 has changed since an unfinished run read it into "):
+        ingest(files, config, tmp_path / "out")
+
+
 @pytest.mark.parametrize(("form", "most_calls"), [("csv", 220), ("parquet", 170)])
 def test_a_small_file_costs_few_calls(form: str, most_calls: int, tmp_path: Path) -> None:
     files = write_log(tmp_path / "log", form, 80)
