@@ -52,6 +52,10 @@ def _keep_temporary_files_in_memory() -> None:
 
 _keep_temporary_files_in_memory()
 
+# Workers share the cores: threads of torch that spin while they wait for others take a third of their time.
+# OpenMP reads this when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_notes_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
