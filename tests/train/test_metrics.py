@@ -139,3 +139,10 @@ def test_a_stopped_clock_counts_nothing(meter: Meter) -> None:
         pass
     assert meter.training_bytes() == (0, 0)
     assert meter.seconds["evaluation"] == 1.0
+
+
+def test_laps_are_added_up_while_the_clock_runs(meter: Meter) -> None:
+    for _ in range(150):
+        meter.enter("hot_only")
+        meter.enter("mixed")
+    assert meter.seconds["hot_only"] + meter.seconds["mixed"] > 250
