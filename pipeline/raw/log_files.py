@@ -147,7 +147,12 @@ def is_of_groups(name: str, groups: Mapping[int, range]) -> bool:
     """Return whether a run with these groups writes a part of this name; that of a group has its end."""
     group = groups.get(file_of(name))
     mark = name.partition("-")[2].partition("-")[0].partition(".")[0]
-    return mark == mark_of(group) if group is not None else not mark.startswith("before")
+    return mark == mark_of(group) if group is not None else not is_of_group(name)
+
+
+def is_of_group(name: str) -> bool:
+    """Return whether a part of this name is of a group."""
+    return name.partition("-")[2].startswith("before")
 
 
 def mark_of(group: range) -> str:

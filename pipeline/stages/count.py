@@ -42,6 +42,7 @@ from ..folders.totals import (
 )
 from ..formats.arrow_files import COUNT_COLUMNS, read_batch, read_file, values_of
 from ..formats.columns import tables_of, text_tables, top_categories, write_top_texts
+from ..raw.log_files import is_of_group
 from ..runtime.memory import check_cap, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, crew_size
 from ..schema.schema import SAMPLE_TIME
@@ -86,7 +87,11 @@ def bases_of(spans: Sequence[Span], columns: Manifest, before: Manifest | None) 
 
 
 def has_grown(columns: Manifest, counts: Path) -> bool:
-    """Return whether the folder ``counts`` was sealed from parts that ``columns`` still has, all of them."""
+    """Return whether the folder ``counts`` was sealed from parts that ``columns`` still has, all of them.
+
+    Small files that were parts of their own, or in a smaller group, may be in a group by now: where there are
+    groups, spans of other parts are counted from the start.
+    """
     before = Manifest.read(counts) if is_sealed(counts) else read_before(counts)
     if before is None:
         return False
@@ -97,7 +102,10 @@ def has_grown(columns: Manifest, counts: Path) -> bool:
     return (
         bool(spans)
         and _has_same_tables(before, columns)
-        and all(_is_same_log(span, columns) for span in spans)
+        and (
+            all(_is_same_log(span, columns) for span in spans)
+            or any(is_of_group(entry.path) for entry in columns.files)
+        )
     )
 
 

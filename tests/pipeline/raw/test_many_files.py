@@ -20,6 +20,7 @@ from hotset.pipeline.raw import log_files
 from hotset.pipeline.raw.log_files import groups_of
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.stages.count import CountConfig, count
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
 from hotset.tests.support.logs.interrupted import interrupt_after
@@ -169,14 +170,15 @@ def test_an_extension_has_the_bytes_of_a_run_from_scratch(
     # Groups of some twenty files.
     size = max(file.stat().st_size for file in files)
     config = config_of(form, block_bytes=ByteSize(4 * 20 * size))
-    ingest(files, config, tmp_path / "whole")
+    columns = ingest(files, config, tmp_path / "whole" / "columns")
+    count(CountConfig(), columns, tmp_path / "whole" / "counts")
     wanted = tree_of(tmp_path / "whole")
     for num_files in (5, 25):
-        out = tmp_path / f"out{num_files}"
+        out = tmp_path / f"out{num_files}" / "columns"
         with monkeypatch.context() as patch:
             if is_old:
                 read_alone(patch)
-            ingest(files[:num_files], config, out)
+            count(CountConfig(), ingest(files[:num_files], config, out), out.with_name("counts"))
         before = tree_of(out)
         # One that is given up, also for another one, leaves the folder as it was.
         for num_more in (40, 30):
@@ -186,8 +188,8 @@ def test_an_extension_has_the_bytes_of_a_run_from_scratch(
                     ingest(files[:num_more], config, out, extend=True)
         ingest(files[:num_files], config, out)
         assert tree_of(out) == before
-        ingest(files, config, out, extend=True)
-        assert tree_of(out) == wanted
+        count(CountConfig(), ingest(files, config, out, extend=True), out.with_name("counts"))
+        assert tree_of(out.parent) == wanted
 
 
 CUT_OFF = gzip.compress(b"label,price,word,list\n" + b"1,2,a,3\n" * 20_000)[:-9]
