@@ -24,7 +24,7 @@ from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
 from .formats.arrow_files import DAMAGE, open_mapped
 from .formats.batch_checksums import CHECKSUMS, are_merged_in, checksums_of_file
 from .preprocess import CONFIGS, FOLDERS, ID_MAP, check_free_disk, later_stage
-from .raw.log_files import inspect_logs
+from .raw.log_files import inspect_logs, is_of_group
 from .raw.same_log import checksum_of_log
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
 from .stages.ingest import IngestConfig, ingest
@@ -100,7 +100,8 @@ def _build_of(
     if made.stage == "ingest":
         schema = made.totals.get("schema") or made.config.get("schema")
         parsed = made.read_config(IngestConfig, schema=schema)
-        return (lambda out: ingest(raw, parsed, out, resources)) if raw else None
+        joins = any(is_of_group(entry.path) for entry in made.files)
+        return (lambda out: ingest(raw, parsed, out, resources, joins=joins)) if raw else None
     if made.stage in ("adopt", "map-ids"):
         return _build_from_other_vocabulary(made, manifests, other, resources)
     config: Any = made.read_config(CONFIGS[made.stage])

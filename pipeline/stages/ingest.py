@@ -253,6 +253,7 @@ def ingest(
     *,
     extend: bool = False,
     trust_names: bool = False,
+    joins: bool = True,
 ) -> Manifest:
     """raw logs -> columns: read what the schema names as typed columns, one file for each part of a log.
 
@@ -264,7 +265,8 @@ def ingest(
              elements: a missing list has one); ``*.texts.arrow`` next to them, see `columns`
 
     With ``extend``, columns of the first of these files are continued; only the files after them are parsed.
-    Logs that an earlier run has read are hashed again, unless ``trust_names``; see `same_log`.
+    Logs that an earlier run has read are hashed again, unless ``trust_names``; see `same_log`. Without
+    ``joins``, small files are parts of their own, as earlier versions wrote them.
 
     Raises:
         ManifestError: a log has changed since an earlier run read it, or the folder is of another run.
@@ -291,7 +293,7 @@ def ingest(
     if output.sealed is not None:
         return output.sealed
     # What was the last group of small files may be part of a larger one now, which is read again.
-    groups = groups_of(files, config.block_bytes)
+    groups = groups_of(files, config.block_bytes) if joins else {}
     stale = [name for name in output.finished if not is_of_groups(name, groups)]
     output.drop(stale)
     again = [groups[number].start for number in (num_before, *map(file_of, stale)) if number in groups]

@@ -22,6 +22,7 @@ from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig, count
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
+from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
 from hotset.tests.support.logs.interrupted import interrupt_after
 from hotset.tests.support.logs.other_logs import columns_in
@@ -179,6 +180,7 @@ def test_an_extension_has_the_bytes_of_a_run_from_scratch(
             if is_old:
                 read_alone(patch)
             count(CountConfig(), ingest(files[:num_files], config, out), out.with_name("counts"))
+        assert verify(out.parent, raw=files[:num_files]) == []
         before = tree_of(out)
         # One that is given up, also for another one, leaves the folder as it was.
         for num_more in (40, 30):
