@@ -37,7 +37,6 @@ from .raw_file import RawFile
 from .records import (
     MAX_RECORD_BYTES,
     NO_COLUMNS,
-    TRAILING,
     UNCLOSED,
     WHOLE,
     RecordCuts,
@@ -46,7 +45,7 @@ from .records import (
     find_records,
 )
 from .same_log import block_name
-from .tabular import find_fields, parse_records, parse_rows, rows_of_records
+from .tabular import find_fields, rows_of_records
 from .text_parts import TextPart, TextParts
 
 SEPARATORS = (",", "\t", ";", "|")
@@ -277,31 +276,16 @@ class CsvParts(TextParts):
     def parse(self, block: Block, context: int | None) -> Part:
         """Parse the records of a block; without its ``head``, it stands alone."""
         block, head = self._whole_records(block) if context is None else (block, context)
-        found = self.split(block, head)
-        wrong_quote = None
-        if found.status in (UNCLOSED, TRAILING):
-            wrong_quote = quote_fault(block.text, block.num_bytes, found, self._fields, self.schema)
-        return parse_records(
-            block,
-            found,
-            self.schema,
-            self._fields,
-            has_label=self.has_label,
-            wrong_quote=wrong_quote,
-            constants=self._constants,
-        )
+        return self.parse_rows(self.rows_of(block, head))
 
     def rows_of(self, block: Block, context: int | None) -> Rows:
-        """Return the records of a block before their values are read, in memory of their own."""
+        """Return the records of a block before their values are read, in the memory of the thread."""
         found = self.split(block, context or 0)
-        records = replace(found, starts=found.starts.copy(), stops=found.stops.copy())
         names: dict[str, Any] = {"has_label": self.has_label, "constants": self._constants}
-        rows = rows_of_records(block, records, self.schema, self._fields, **names)
-        return replace(rows, is_whole=found.status == WHOLE)
-
-    def parse_rows(self, rows: Rows) -> Part:
-        """Read the values of rows."""
-        return parse_rows(rows, self.schema, has_label=self.has_label)
+        rows = rows_of_records(block, found, self.schema, self._fields, **names)
+        if found.status == WHOLE:
+            return rows
+        return replace(rows, wrong=quote_fault(block.text, block.num_bytes, found, self._fields, self.schema))
 
     def header_bytes(self, block: Block) -> int:
         """Return how many bytes of a block are above the first row."""

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from ..errors import KIB, MIB
 from ..schema.schema import LABEL, NUMBER, WEIGHT, Schema
 from .column_values import FLOATS, is_list
-from .part import MAX_LINE_BYTES, Block, Part, Rows, iterate_blocks
+from .part import MAX_LINE_BYTES, Block, Rows, iterate_blocks
 from .raw_file import RawFile
-from .tabular import check_types, columns_of, find_fields, parse_rows, rows_of_batch
+from .tabular import check_types, columns_of, find_fields, rows_of_batch
 from .text_parts import TextParts
 
 _ROWS_OF_LOOK = 10_000
@@ -213,19 +213,8 @@ class JsonParts(TextParts):
         self._fields = types_of(found, self.schema, names, has_label=self.has_label)
         check_types(self.file, self.schema, self._fields, has_label=self.has_label)
 
-    def parse(self, block: Block, context: int | None) -> Part:
-        """Parse the lines of a block."""
-        rows = self.rows_of(block, context)
-        found = self.parse_rows(rows)
-        if found.fault is not None and rows.is_bad[found.fault.line_in_block]:
-            return replace(found, fault=replace(found.fault, text=": want one JSON object on the line"))
-        return found
-
     def rows_of(self, block: Block, context: int | None) -> Rows:
         """Return the lines of a block as Arrow reads them."""
         batch, is_damaged = read_lines(block.lines, self._fields)
-        return rows_of_batch(batch, self._constants, is_damaged)
-
-    def parse_rows(self, rows: Rows) -> Part:
-        """Read the values of rows."""
-        return parse_rows(rows, self.schema, has_label=self.has_label)
+        rows = rows_of_batch(batch, self._constants, is_damaged)
+        return replace(rows, why_bad=lambda row: ": want one JSON object on the line")

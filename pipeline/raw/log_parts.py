@@ -200,7 +200,7 @@ class JoinedPart:
         """Read the values of all rows."""
         rows = _joined([piece.rows for piece in self.pieces])
         part = self.pieces[0].parts.parse_rows(rows)
-        if rows.is_whole and part.fault is None and part.disorder is None:
+        if rows.wrong is None and part.fault is None and part.disorder is None:
             files = dict(self._files(part))
         else:
             files = {piece.number: piece.alone() for piece in self.pieces}
@@ -261,7 +261,7 @@ def _joined(found: Sequence[Rows]) -> Rows:
         return found[0]
     cells = {name: joined([each.cells[name] for each in found]) for name in found[0].cells}
     is_bad = np.concatenate([each.is_bad for each in found])
-    return Rows(cells, is_bad, is_whole=all(each.is_whole for each in found))
+    return Rows(cells, is_bad, wrong=next((each.wrong for each in found if each.wrong), None))
 
 
 @dataclass(frozen=True, slots=True)

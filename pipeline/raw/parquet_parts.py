@@ -25,7 +25,7 @@ from ..schema.schema import Schema, find_columns
 from .column_values import is_fixed_text, is_list, is_text
 from .part import FilePart, Part, PartsInOrder, RawParts, Rows
 from .raw_file import RawFile
-from .tabular import check_types, find_fields, misfit, parse_batch, parse_rows, rows_of_batch
+from .tabular import check_types, find_fields, misfit, rows_of_batch
 
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """Errors that pyarrow raises for a file that is damaged or not Parquet."""
@@ -106,7 +106,7 @@ class RowsPart:
         """Decode and parse the rows; None where they are finished."""
         if self.batch is None:
             return None
-        part: Part = self.parts.parse(self._decoded())
+        part: Part = self.parts.parse_rows(self.parts.rows_of(self._decoded()))
         return replace(part, num_raw_bytes=self.raw_bytes)
 
     def rows(self) -> tuple[Rows, Part]:
@@ -138,6 +138,7 @@ class TableParts(RawParts):
     """
 
     unit = "row"
+    has_label = False
 
     def __init__(self, table: Any, schema: Schema, *, rows_of_part: int) -> None:
         self.schema = replace(schema.of_predicted, format="parquet", fields=())
@@ -157,9 +158,9 @@ class TableParts(RawParts):
         for number, batch in enumerate(self._table.to_batches(max_chunksize=self._rows_of_part)):
             yield RowsPart(f"rows{number:07}", self, batch)
 
-    def parse(self, batch: Any) -> Part:
-        """Parse some rows."""
-        return parse_batch(batch, self.schema, has_label=False)
+    def rows_of(self, batch: Any) -> Rows:
+        """Return the rows of a batch."""
+        return rows_of_batch(batch)
 
 
 class ParquetParts(RawParts):
@@ -175,7 +176,7 @@ class ParquetParts(RawParts):
         self._number = number
         self.schema = schema
         self._block_bytes = block_bytes
-        self._has_label = has_label
+        self.has_label = has_label
         self._footer: Any = None
         self._numbered: list[str] = []
         self._constants: dict[str, str] = {}
@@ -214,7 +215,7 @@ class ParquetParts(RawParts):
         self._names = tuple(name for name in self._names if name not in self._constants)
         find_fields(self._names, fields.names, self._file)
         fields = tuple(fields.field(name) for name in self._names)
-        check_types(self._file, self.schema, fields, has_label=self._has_label)
+        check_types(self._file, self.schema, fields, has_label=self.has_label)
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
         """Yield each part; those that are finished are not read again."""
@@ -302,15 +303,8 @@ class ParquetParts(RawParts):
         start, stop = (self._file.num_bytes * each // of_file for each in (row, row + num_rows))
         return RowsPart(name, self, rows, stop - start)
 
-    def parse(self, batch: Any) -> Part:
-        """Parse a batch, checked first: a damaged file may decode to offsets that point nowhere."""
-        try:
-            return self.parse_rows(self.rows_of(batch))
-        except DAMAGE as error:
-            raise damaged_parquet(self._file, error) from error
-
     def rows_of(self, batch: Any) -> Rows:
-        """Return the rows of a batch, checked."""
+        """Return the rows of a batch, checked: a damaged file may decode to offsets that point nowhere."""
         try:
             batch.validate(full=True)
             return rows_of_batch(batch, self._constants)
@@ -318,8 +312,11 @@ class ParquetParts(RawParts):
             raise damaged_parquet(self._file, error) from error
 
     def parse_rows(self, rows: Rows) -> Part:
-        """Read the values of rows."""
-        return parse_rows(rows, self.schema, has_label=self._has_label)
+        """Read the values of rows, perhaps of several files."""
+        try:
+            return super().parse_rows(rows)
+        except DAMAGE as error:
+            raise damaged_parquet(self._file, error) from error
 
     def decode(self, run: RowRun) -> Any:
         """Return the rows of a run that is one part."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import mmap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any, Protocol, runtime_checkable
@@ -94,8 +94,12 @@ class Rows:
     """(num_rows,); rows that are bad whatever their values are."""
     num_bytes: int = 0
     """Bytes of the text or of the arrays."""
-    is_whole: bool = True
-    """Whether nothing is wrong with what is between the rows, so that none is lacking."""
+    lines: NDArray[np.int64] | None = None
+    """(num_rows,); lines above each in the part, None where each row is a line."""
+    why_bad: Callable[[int], str] = str
+    """Tells why a row is bad whatever its values are, to follow "line 7"."""
+    wrong: Fault | None = None
+    """What is wrong with what is between the rows, so that some are lacking."""
 
 
 class UnreadPart(Protocol):
@@ -159,6 +163,8 @@ class RawParts:
 
     schema: Schema
     """The schema to read it with."""
+    has_label: bool
+    """Whether rows have labels, if the schema names one."""
     unit: str = "line"
     """Word for a row in messages: line or row."""
     num_header_lines: int = 0
@@ -182,7 +188,9 @@ class RawParts:
 
     def parse_rows(self, rows: Rows) -> Part:
         """Read the values of rows, perhaps of several files."""
-        raise NotImplementedError
+        from .tabular import parse_rows  # which Criteo's text does without
+
+        return parse_rows(rows, self.schema, has_label=self.has_label)
 
     def iterate_rows(self, rows: Any, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
         """Yield the parts of some rows, which `describe` gave, as `iterate` does."""

@@ -17,7 +17,7 @@ from .csv_parts import SEPARATORS, Header, read_header
 from .part import Block, iterate_blocks
 from .raw_file import RawFile
 from .records import dialect_of, find_records
-from .tabular import parse_records
+from .tabular import parse_rows, rows_of_records
 
 _KNOWN_BYTES = 1 << 16
 """Bytes of a CSV log that must match a built-in schema for a message to name it."""
@@ -91,7 +91,8 @@ def _reads(block: Block, schema: Schema, header: Header, *, has_label: bool) -> 
     text = block.text.copy()
     first = header.num_bytes
     records = find_records(text, first, block.num_bytes, dialect_of(schema), columns)
-    part = parse_records(replace(block, text=text), records, schema, fields, has_label=has_label)
+    rows = rows_of_records(replace(block, text=text), records, schema, fields, has_label=has_label)
+    part = parse_rows(rows, schema, has_label=has_label)
     # One element in each row is how any log of users and items looks: only longer ones are histories.
     lists = [part.columns[name] for name, _ in schema.lists]
     return part.fault is None and part.num_samples > 0 and all(len(one.values) > len(one) for one in lists)

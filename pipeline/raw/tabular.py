@@ -159,39 +159,6 @@ def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> 
         raise InputError(str(error), hint=error.hint) from None
 
 
-def parse_records(
-    block: Block,
-    records: Records,
-    schema: Schema,
-    fields: Sequence[str],
-    *,
-    has_label: bool,
-    wrong_quote: Fault | None = None,
-    constants: Mapping[str, str] = NO_CONSTANTS,
-) -> Part:
-    """Read the values of the records of a block.
-
-    Args:
-        block: the text that was split.
-        records: the columns that are read, in the schema's order.
-        fields: names of all fields of a record.
-        wrong_quote: the fault at which splitting ended.
-        constants: columns that the records lack, and the text that stands for each row.
-    """
-    rows = rows_of_records(block, records, schema, fields, has_label=has_label, constants=constants)
-    part = parse_rows(rows, schema, has_label=has_label)
-    fault, disorder = part.fault, part.disorder
-    if fault is not None:
-        row = fault.line_in_block
-        if rows.is_bad[row]:
-            fault = _ragged(records.num_fields[row], len(fields), schema)
-        fault = replace(fault, line_in_block=int(records.lines[row]))
-    if disorder is not None:
-        disorder = replace(disorder, line_in_block=int(records.lines[disorder.line_in_block]))
-    # What follows a wrong quote could be in quotes or not, so that no line can be skipped.
-    return replace(part, fault=fault or wrong_quote, disorder=wrong_quote or disorder)
-
-
 def rows_of_records(
     block: Block,
     records: Records,
@@ -201,49 +168,34 @@ def rows_of_records(
     has_label: bool,
     constants: Mapping[str, str] = NO_CONSTANTS,
 ) -> Rows:
-    """Return the rows of records, as `parse_records` takes them, in the memory of the block."""
+    """Return the rows of the records of a block, in the memory of the block.
+
+    Args:
+        block: the text that was split.
+        records: the columns that are read, in the schema's order.
+        fields: names of all fields of a record.
+        constants: columns that the records lack, and the text that stands for each row.
+    """
     in_lines = [name for name in schema.columns(has_label=has_label) if name not in constants]
     places = zip(in_lines, records.starts, records.stops, strict=True)
     cells = {name: Spans(block.text, starts, stops) for name, starts, stops in places}
+    cells |= _repeated(constants, records.num_fields.shape[0])
+
+    def why_bad(row: int) -> str:
+        found = records.num_fields[row]
+        between = "tabs" if schema.separator == "\t" else repr(schema.separator)
+        return f": found {found} field{'s' if found != 1 else ''}, want {len(fields)} between {between}"
+
     # A record with another number of fields is bad whatever its values are.
-    return _with_constants(cells, records.num_fields != len(fields), block.num_bytes, constants)
+    is_bad = records.num_fields != len(fields)
+    return Rows(cells, is_bad, block.num_bytes, records.lines, why_bad)
 
 
-def _with_constants(
-    cells: dict[str, Any], is_bad: NDArray[np.bool_], num_bytes: int, constants: Mapping[str, str]
-) -> Rows:
-    repeated = {name: _repeated(text, is_bad.shape[0]) for name, text in constants.items()}
-    return Rows(cells | repeated, is_bad, num_bytes)
-
-
-def _repeated(text: str, num_rows: int) -> Spans:
-    """Return a column that has the same text in each row."""
-    encoded = np.frombuffer(text.encode(), np.uint8)
+def _repeated(texts: Mapping[str, str], num_rows: int) -> dict[str, Spans]:
+    """Return columns that have the same text in each row."""
     zeros = np.zeros(num_rows, np.int64)
-    return Spans(encoded, zeros, zeros + encoded.shape[0])
-
-
-def _ragged(found: int, wanted: int, schema: Schema) -> Fault:
-    fields = "1 field" if found == 1 else f"{found} fields"
-    between = "tabs" if schema.separator == "\t" else repr(schema.separator)
-    return Fault("field_count", 0, f": found {fields}, want {wanted} between {between}")
-
-
-def parse_batch(
-    batch: Any,
-    schema: Schema,
-    *,
-    has_label: bool,
-    constants: Mapping[str, str] = NO_CONSTANTS,
-    is_damaged: NDArray[np.bool_] | None = None,
-) -> Part:
-    """Parse one record batch of a Parquet file whose columns have types without a `misfit`.
-
-    Args:
-        constants: columns that it lacks, and the text that stands for each row.
-        is_damaged: (num_rows,); rows that are bad whatever their values are.
-    """
-    return parse_rows(rows_of_batch(batch, constants, is_damaged), schema, has_label=has_label)
+    encoded = {name: np.frombuffer(text.encode(), np.uint8) for name, text in texts.items()}
+    return {name: Spans(text, zeros, zeros + text.shape[0]) for name, text in encoded.items()}
 
 
 def rows_of_batch(
@@ -251,14 +203,19 @@ def rows_of_batch(
     constants: Mapping[str, str] = NO_CONSTANTS,
     is_damaged: NDArray[np.bool_] | None = None,
 ) -> Rows:
-    """Return the rows of a record batch, as `parse_batch` takes it."""
+    """Return the rows of a record batch whose columns have types without a `misfit`.
+
+    Args:
+        constants: columns that it lacks, and the text that stands for each row.
+        is_damaged: (num_rows,); rows that are bad whatever their values are.
+    """
     # Not all numbered values can be joined with those of other batches as they are.
     cells = {
         name: plain(values) if pa.types.is_dictionary(values.type) else values
         for name, values in zip(batch.schema.names, batch.columns, strict=True)
-    }
+    } | _repeated(constants, batch.num_rows)
     is_damaged = np.zeros(batch.num_rows, np.bool_) if is_damaged is None else is_damaged
-    return _with_constants(cells, is_damaged, batch.get_total_buffer_size(), constants)
+    return Rows(cells, is_damaged, batch.get_total_buffer_size())
 
 
 def check_types(file: RawFile, schema: Schema, fields: Any, *, has_label: bool) -> None:
@@ -345,7 +302,11 @@ def parse_rows(rows: Rows, schema: Schema, *, has_label: bool) -> Part:
         row = int(np.argmax(is_bad))
         where = int(blame[row])
         is_field = where >= 0
-        fault = _fault(row, *columns[where], read[where]) if is_field else Fault("field_count", row, "")
+        fault = (
+            _fault(row, *columns[where], read[where])
+            if is_field
+            else Fault("field_count", row, rows.why_bad(row))
+        )
 
     keep = None if fault is None else ~is_bad
     pairs = [(column, values) for (column, _), values in zip(columns, read, strict=True)]
@@ -355,6 +316,13 @@ def parse_rows(rows: Rows, schema: Schema, *, has_label: bool) -> Part:
     texts = {name: found for name, found in shown if found is not None}
     times = next((values for column, values in pairs if column.kind == SAMPLE_TIME), None)
     disorder = None if times is None else _disorder(times.values.view(np.int64), ~is_bad)
+    if rows.lines is not None:
+        fault, disorder = (
+            replace(each, line_in_block=int(rows.lines[each.line_in_block])) if each else None
+            for each in (fault, disorder)
+        )
+    # What follows a wrong quote could be in quotes or not, so that no line can be skipped.
+    fault, disorder = fault or rows.wrong, rows.wrong or disorder
     return Part(arrays, int(np.count_nonzero(~is_bad)), +bad, fault, disorder=disorder, texts=texts)
 
 

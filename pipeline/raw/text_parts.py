@@ -19,6 +19,7 @@ from .criteo_kernel import count_newlines
 from .part import UTF_8, Block, Part, PlainBlock, RawParts, Rows, iterate_blocks, without_mark
 from .raw_file import RawFile
 from .same_log import block_name, checksum_of_block
+from .text_fields import Spans
 
 _MIN_CRITEO_LINE_BYTES = 39
 _END_BYTES = 4096
@@ -55,7 +56,14 @@ class TextPart:
         block = replace(block, text=block.text.copy())  # the thread reads the next block to the same place
         num_above = int(count_newlines(block.lines[: self.parts.header_bytes(block)]))
         rows = self.parts.rows_of(block, self.context)
-        return rows, self._counted(block, num_above, Part({}, rows.is_bad.shape[0], Counter(), None))
+        cells = {
+            name: each._replace(starts=each.starts.copy(), stops=each.stops.copy())
+            if isinstance(each, Spans)
+            else each
+            for name, each in rows.cells.items()
+        }
+        part = Part({}, rows.is_bad.shape[0], Counter(), None)
+        return replace(rows, cells=cells), self._counted(block, num_above, part)
 
     def _counted(self, block: Block, num_above: int, part: Part) -> Part:
         """Return a part with the lines and bytes of its block, ``num_above`` lines of which are a header."""
@@ -105,10 +113,10 @@ class TextParts(RawParts):
 
     def parse(self, block: Block, context: int | None) -> Part:
         """Parse the lines of a block."""
-        raise NotImplementedError
+        return self.parse_rows(self.rows_of(block, context))
 
     def rows_of(self, block: Block, context: int | None) -> Rows:
-        """Return the rows of a block before their values are read, in memory of their own."""
+        """Return the rows of a block before their values are read; the thread's next block replaces them."""
         raise NotImplementedError
 
     def header_bytes(self, block: Block) -> int:
@@ -161,8 +169,10 @@ class CriteoParts(TextParts):
         """Return the good lines of a block, which are parsed already."""
         block = without_mark(block)
         parsed = parse_block(block, self.schema, has_label=self.has_label, is_kept=True)
-        is_good = not _bad_lines(parsed, block, context).shape[0]
-        return Rows(parsed.columns, np.zeros(parsed.num_samples, np.bool_), block.num_bytes, is_good)
+        bad_lines = _bad_lines(parsed, block, context)[:1]
+        wrong = [describe_fault(block, line, self.schema, has_label=self.has_label) for line in bad_lines]
+        is_bad = np.zeros(parsed.num_samples, np.bool_)
+        return Rows(parsed.columns, is_bad, block.num_bytes, wrong=wrong[0] if wrong else None)
 
     def parse_rows(self, rows: Rows) -> Part:
         """Return the lines as they were parsed."""

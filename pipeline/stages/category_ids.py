@@ -23,7 +23,7 @@ from ..folders.totals import VocabularyTotals, by_feature
 from ..formats.arrow_files import NO_NULLS, read_batch, validity_of, values_of
 from ..formats.columns import texts_of_table
 from ..raw.column_values import is_list, plain
-from ..raw.tabular import misfit, parse_batch
+from ..raw.tabular import misfit, parse_rows, rows_of_batch
 from ..raw.text_fields import Spans
 from ..schema.schema import TIME_KINDS, Schema, nearest, shown
 
@@ -88,7 +88,7 @@ class CategoryIds:
             fault = f"column {column!r} is {values.type}, want one category in each row"
         if fault is not None:
             raise InputError(f"{where}{fault}", hint=f"categories of {self.table.name} are {kind}")
-        part = parse_batch(batch, schema, has_label=False)
+        part = parse_rows(rows_of_batch(batch), schema, has_label=False)
         if part.fault is not None:
             row = first_row + part.fault.line_in_block + 1
             raise InputError(f"{where}row {row}{part.fault.text}")

@@ -30,7 +30,7 @@ from hotset.pipeline.raw import arrow_parts
 from hotset.pipeline.raw.json_parts import read_lines, types_of
 from hotset.pipeline.raw.log_files import inspect_logs
 from hotset.pipeline.raw.raw_file import RawFile
-from hotset.pipeline.raw.tabular import parse_batch
+from hotset.pipeline.raw.tabular import parse_rows, rows_of_batch
 from hotset.pipeline.runtime.limits import Node
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema_file import schema_of
@@ -419,7 +419,7 @@ def test_json_is_read_the_same_by_arrow_and_line_by_line(rows: list[Row]) -> Non
     fields = types_of(found, JSON_SCHEMA, names, has_label=True)
     fast = read_lines(text, fields)[0]
     slow = read_lines(np.concatenate([text, np.frombuffer(b"{\n", np.uint8)]), fields)[0].slice(0, len(rows))
-    parts = [parse_batch(batch, JSON_SCHEMA, has_label=True) for batch in (fast, slow)]
+    parts = [parse_rows(rows_of_batch(batch), JSON_SCHEMA, has_label=True) for batch in (fast, slow)]
     columns = [{name: values.to_pylist() for name, values in part.columns.items()} for part in parts]
     assert columns[0] == columns[1] and parts[0].fault == parts[1].fault
     assert columns[0]["number"] == [None if (n := row.get("number")) is None else n % 2**64 for row in rows]

@@ -28,7 +28,7 @@ from hotset.pipeline.raw.column_values import read_column
 from hotset.pipeline.raw.log_files import inspect_logs
 from hotset.pipeline.raw.parquet_parts import ParquetParts
 from hotset.pipeline.raw.part import Part, Rows
-from hotset.pipeline.raw.tabular import parse_batch, parse_rows
+from hotset.pipeline.raw.tabular import parse_rows, rows_of_batch
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import Schema
 from hotset.pipeline.schema.schema_file import read_schema
@@ -428,7 +428,8 @@ def test_a_group_that_is_a_feature_too_is_read_once(monkeypatch: pytest.MonkeyPa
     keys = 'format = "parquet"\nlabel = "label"\ngroup = "user"\n'
     user = 'user = [{ kind = "text" }, { kind = "text", name = "twin" }]\n'
     schema = read_schema(f"{keys}[sparse]\n{user}")
-    part = parse_batch(pa.record_batch({"user": ["a", "b"], "label": [0, 1]}), schema, has_label=True)
+    rows = rows_of_batch(pa.record_batch({"user": ["a", "b"], "label": [0, 1]}))
+    part = parse_rows(rows, schema, has_label=True)
     assert sorted(kinds) == ["label", "text"]
     assert part.columns["user"].equals(part.columns["twin"])
     assert part.columns["group"].to_pylist() == part.columns["user"].to_pylist()
@@ -599,7 +600,7 @@ def test_a_row_group_of_different_long_texts_is_not_held_whole(
         held.append(pa.total_allocated_bytes())
         return parse_rows(rows, schema, **settings)
 
-    monkeypatch.setattr(parquet_parts, "parse_rows", parse)
+    monkeypatch.setattr(tabular, "parse_rows", parse)
     config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'", block_bytes=ByteSize(1 << 20))
     before = pa.total_allocated_bytes()
     columns = ingest([tmp_path / "log"], config, tmp_path / "out", Resources(workers=1))
@@ -615,7 +616,7 @@ def test_texts_that_the_file_has_once_are_held_once(tmp_path: Path, monkeypatch:
         held.append(rows.cells["d"].nbytes)
         return parse_rows(rows, schema, **settings)
 
-    monkeypatch.setattr(parquet_parts, "parse_rows", parse)
+    monkeypatch.setattr(tabular, "parse_rows", parse)
     config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'")
     made = ingest([tmp_path / "log"], config, tmp_path / "out")
     assert columns_in(made)["d"].count(None) == 1000 and len(set(columns_in(made)["d"])) == 3
