@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -427,7 +428,7 @@ class Output(RemoteObject):
         """
         self._check_inputs()
         # Through JSON once, so that the checksum is of what a reader parses.
-        files = [self.finished[name].to_json() for name in sorted(self.finished)]
+        files = [self.finished[name].to_json() for name in sorted(self.finished, key=log_order)]
         parts = json.loads(json.dumps({**self._identity, "files": files, "totals": totals.to_json()}))
         text = json.dumps(parts | {"checksum": checksum_of(parts)}, indent=1) + "\n"
         aside = self._partial / "manifest.tmp"
@@ -438,6 +439,11 @@ class Output(RemoteObject):
         shutil.rmtree(self._partial, ignore_errors=True)
         self._unlock()
         return Manifest.read(self.folder)
+
+
+def log_order(name: str) -> str:
+    """Return the key by which files of a stage are in the order of the log, also those of ten thousand."""
+    return re.sub(r"\Afile(\d{4})(\d+)-", lambda found: f"file:{len(found[2])}{found[0]}", name)
 
 
 def check_files(sealed: Manifest) -> None:

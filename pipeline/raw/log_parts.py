@@ -28,7 +28,7 @@ from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
 from ..schema.schema import SAMPLE_TIME, Schema, zone_named
 from .log_files import BLOCK_OVER_GROUP, mark_of
-from .part import UTF_16_MARKS, FilePart, Part, RawParts, Rows, UnreadPart, iterate_blocks
+from .part import UTF_16_MARKS, Part, RawParts, Rows, UnreadPart, iterate_blocks
 from .raw_file import RawFile
 from .text_fields import Spans
 from .text_parts import CriteoParts
@@ -303,6 +303,7 @@ class JoinedFiles:
         if pieces:
             yield JoinedPart(f"file{pieces[0].number:04}-{mark_of(self.group)}.arrow", tuple(pieces))
 
-    def _renamed(self, number: int, part: FilePart) -> FilePart:
+    def _renamed(self, number: int, part: Any) -> UnreadPart:
         name = f"file{number:04}-{mark_of(self.group)}-{part.name.partition('-')[2]}"
-        return part.named(name)
+        renamed: UnreadPart = replace(part, name=name)
+        return renamed

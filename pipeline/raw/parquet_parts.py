@@ -117,10 +117,6 @@ class RowsPart:
     def _decoded(self) -> Any:
         return self.parts.decode(self.batch) if isinstance(self.batch, RowRun) else self.batch
 
-    def named(self, name: str) -> RowsPart:
-        """Return the part with another name."""
-        return replace(self, name=name)
-
     def changed(self, facts: ColumnsFacts) -> None:
         """Return nothing: a file is hashed whole, and a table is in memory."""
 

@@ -129,10 +129,6 @@ class FilePart(UnreadPart, Protocol):
         """Read the part but no value; next to its rows is the part without columns, if all are good."""
         ...
 
-    def named(self, name: str) -> FilePart:
-        """Return the part with another name."""
-        ...
-
 
 @runtime_checkable
 class UnreadParts(Protocol):

@@ -78,10 +78,6 @@ class TextPart:
             num_other_lines=num_other_lines if self.parts.unit == "line" else 0,
         )
 
-    def named(self, name: str) -> TextPart:
-        """Return the part with another name."""
-        return replace(self, name=name)
-
     def changed(self, facts: ColumnsFacts) -> int | None:
         """Read the block, and return the number of its file where its lines are not those of these facts."""
         is_known = self.parts.is_hashed_whole or checksum_of_block(self.block) == facts.raw_xxh3_128

@@ -22,6 +22,7 @@ from hotset.pipeline.folders.output import (
     Output,
     array_in,
     input_of,
+    log_order,
     map_arrays,
     remove_arrays,
     write_arrays,
@@ -361,6 +362,14 @@ def test_an_input_that_is_overwritten_under_a_run_spoils_it(change: str, tmp_pat
 @dataclass(frozen=True)
 class NoConfig:
     """Nothing to vary."""
+
+
+def test_files_are_in_the_order_of_the_log() -> None:
+    numbers = [0, 9, 10, 9_999, 10_000, 10_001, 99_999, 100_000]
+    names = [f"file{number:04}-{rest}" for number in numbers for rest in ("before0007.arrow", "row1.arrow")]
+    assert sorted(sorted(names), key=log_order) == names
+    others = ["C1.arrow", "file0001-C1.arrow", "file9999-C1.arrow", "fil.arrow", "filf.arrow"]
+    assert sorted(others, key=log_order) == sorted(others)
 
 
 def output_in(folder: Path) -> Output:

@@ -442,7 +442,7 @@ def test_a_damaged_parquet_file_is_one_clear_line(
     log = draw_log(500, KINDS, rng)
     raw = write_parquet(tmp_path / "log.parquet", log, group_rows=group_rows)
     text = raw.read_bytes()
-    setting = config(schema_text(log, format="parquet"))
+    setting = config(schema_text(log, format="parquet"), block_bytes=ByteSize(1 << 14))
     raw.write_bytes(text.replace(b"clicked", b"click\xc3d"))
     with pytest.raises(InputError, match=r"is not a Parquet file|cannot be read"):
         ingest([raw], setting, tmp_path / "out", Resources(workers=1))
