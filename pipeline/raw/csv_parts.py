@@ -45,7 +45,7 @@ from .records import (
     find_records,
 )
 from .same_log import block_name
-from .tabular import find_fields, rows_of_records
+from .tabular import constants_of, find_fields, rows_of_records
 from .text_parts import TextPart, TextParts
 
 SEPARATORS = (",", "\t", ";", "|")
@@ -184,9 +184,8 @@ class CsvParts(TextParts):
         self._fields = tuple(name for name in self._header.fields if name not in absent)
         self.min_line_bytes = 0 if self.is_hashed_whole else max(1, len(self._fields))
         wanted = schema.columns(has_label=has_label) if names is None else names
-        lacking = partitions.keys() & set(wanted) - set(self._fields) if names is None else set()
-        self._constants = {name: partitions[name] for name in lacking}
-        wanted = [name for name in wanted if name not in lacking]
+        self._constants = constants_of(file, wanted, self._fields) if names is None else {}
+        wanted = [name for name in wanted if name not in self._constants]
         self._columns = np.full(len(self._fields), -1, np.int64)
         if self._fields:
             self._columns[find_fields(wanted, self._fields, file)] = np.arange(len(wanted))

@@ -21,7 +21,7 @@ from ..schema.schema import LABEL, NUMBER, WEIGHT, Schema
 from .column_values import FLOATS, is_list
 from .part import MAX_LINE_BYTES, Block, Rows, iterate_blocks
 from .raw_file import RawFile
-from .tabular import check_types, columns_of, find_fields, rows_of_batch
+from .tabular import check_types, columns_of, constants_of, find_fields, rows_of_batch
 from .text_parts import TextParts
 
 _ROWS_OF_LOOK = 10_000
@@ -200,12 +200,9 @@ class JsonParts(TextParts):
     min_line_bytes = 2
 
     def __post_init__(self) -> None:
-        partitions = self.file.partitions
         wanted = self.schema.columns(has_label=self.has_label)
         found = first_rows(self.file)[0].schema
-        self._constants = {
-            name: partitions[name] for name in wanted if name in partitions and name not in found.names
-        }
+        self._constants = constants_of(self.file, wanted, found.names)
         names = [name for name in wanted if name not in self._constants]
         if not found.names:  # an empty file
             found = pa.schema([(name, pa.null()) for name in names])

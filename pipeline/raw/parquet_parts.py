@@ -25,7 +25,7 @@ from ..schema.schema import Schema, find_columns
 from .column_values import is_fixed_text, is_list, is_text
 from .part import FilePart, Part, PartsInOrder, RawParts, Rows
 from .raw_file import RawFile
-from .tabular import check_types, find_fields, misfit, rows_of_batch
+from .tabular import check_types, constants_of, find_fields, misfit, rows_of_batch
 
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """Errors that pyarrow raises for a file that is damaged or not Parquet."""
@@ -175,7 +175,6 @@ class ParquetParts(RawParts):
         self.has_label = has_label
         self._footer: Any = None
         self._numbered: list[str] = []
-        self._constants: dict[str, str] = {}
         self._names = schema.columns(has_label=has_label)
         fields = self._fields()
         self._check_columns(fields)
@@ -205,9 +204,7 @@ class ParquetParts(RawParts):
         return texts
 
     def _check_columns(self, fields: Any) -> None:
-        partitions = self._file.partitions
-        lacking = [name for name in self._names if name in partitions and name not in fields.names]
-        self._constants = {name: partitions[name] for name in lacking}
+        self._constants = constants_of(self._file, self._names, fields.names)
         self._names = tuple(name for name in self._names if name not in self._constants)
         find_fields(self._names, fields.names, self._file)
         fields = tuple(fields.field(name) for name in self._names)

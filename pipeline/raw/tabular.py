@@ -159,6 +159,12 @@ def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> 
         raise InputError(str(error), hint=error.hint) from None
 
 
+def constants_of(file: RawFile, wanted: Iterable[str], fields: Sequence[str]) -> dict[str, str]:
+    """Return the wanted columns that a file lacks and its folders give, and their values."""
+    lacking = set(wanted).difference(fields)
+    return {name: value for name, value in file.partitions.items() if name in lacking}
+
+
 def rows_of_records(
     block: Block,
     records: Records,
