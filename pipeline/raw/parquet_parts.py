@@ -25,7 +25,7 @@ from ..schema.schema import Schema, find_columns
 from .column_values import is_fixed_text, is_list, is_text
 from .part import FilePart, Part, PartsInOrder, RawParts, Rows
 from .raw_file import RawFile
-from .tabular import check_types, constants_of, find_fields, misfit, rows_of_batch
+from .tabular import check_types, constants_of, find_fields, misfit, parse_rows, rows_of_batch
 
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """Errors that pyarrow raises for a file that is damaged or not Parquet."""
@@ -157,6 +157,10 @@ class TableParts(RawParts):
     def rows_of(self, batch: Any) -> Rows:
         """Return the rows of a batch."""
         return rows_of_batch(batch)
+
+    def parse_rows(self, rows: Rows) -> Part:
+        """Read the values of rows, perhaps of several files."""
+        return parse_rows(rows, self.schema, has_label=self.has_label)
 
 
 class ParquetParts(RawParts):
@@ -307,7 +311,7 @@ class ParquetParts(RawParts):
     def parse_rows(self, rows: Rows) -> Part:
         """Read the values of rows, perhaps of several files."""
         try:
-            return super().parse_rows(rows)
+            return parse_rows(rows, self.schema, has_label=self.has_label)
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
 

@@ -285,13 +285,13 @@ def test_numbered_texts_of_many_files_are_joined(tmp_path: Path) -> None:
             writer.write_table(table)
     schema = 'format = "arrow"\nlabel = "label"\n[sparse]\nword = "text"'
     columns = ingest(files, IngestConfig(schema=schema), tmp_path / "out")
-    assert parts_in(columns) == ["file0000-before0040.arrow"]
+    assert parts_in(columns) == ["file0000-before0022.arrow"]
     words = columns_in(columns)["word"]
     assert len({*words}) == 9 * NUM_FILES + 1 and words.count(None) == 2 * NUM_FILES
 
 
 def test_a_file_that_changed_after_a_kill_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = write_log(tmp_path / "log", "csv")
+    files = write_log(tmp_path / "log", "csv", 40)
     config = config_of("csv", block_bytes=ByteSize(4 * 20 * max(file.stat().st_size for file in files)))
     with monkeypatch.context() as patch:
         patch.setattr("hotset.pipeline.stages.ingest.write_batch", interrupt_after(1, KeyError))

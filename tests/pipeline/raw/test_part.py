@@ -62,7 +62,9 @@ def test_blocks_agree_with_the_naive_cut(
 ) -> None:
     text = b"\n".join(lines) + (b"\n" if lines and ends_in_newline else b"")
     wanted = naive_blocks(text, block_bytes)
-    assume(not text.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")))
+    assume(
+        text[:1] not in (b"\x1f", b"\x28", b"\x04", b"P", b"7", b"O", b"\xff", b"B", b"\xfd")
+    )  # of no text
     plain = tmp_path / "log"
     packed = tmp_path / "log.gz"
     zstd = tmp_path / "log.zst"

@@ -600,7 +600,7 @@ def test_a_row_group_of_different_long_texts_is_not_held_whole(
         held.append(pa.total_allocated_bytes())
         return parse_rows(rows, schema, **settings)
 
-    monkeypatch.setattr(tabular, "parse_rows", parse)
+    monkeypatch.setattr(parquet_parts, "parse_rows", parse)
     config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'", block_bytes=ByteSize(1 << 20))
     before = pa.total_allocated_bytes()
     columns = ingest([tmp_path / "log"], config, tmp_path / "out", Resources(workers=1))
@@ -613,10 +613,10 @@ def test_texts_that_the_file_has_once_are_held_once(tmp_path: Path, monkeypatch:
     held: list[int] = []
 
     def parse(rows: Rows, schema: Schema, **settings: Any) -> Part:
-        held.append(rows.cells["d"].nbytes)
+        held.append(rows.cells["d"].text.nbytes)
         return parse_rows(rows, schema, **settings)
 
-    monkeypatch.setattr(tabular, "parse_rows", parse)
+    monkeypatch.setattr(parquet_parts, "parse_rows", parse)
     config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'")
     made = ingest([tmp_path / "log"], config, tmp_path / "out")
     assert columns_in(made)["d"].count(None) == 1000 and len(set(columns_in(made)["d"])) == 3
