@@ -204,6 +204,12 @@ def _repeated(texts: Mapping[str, str], num_rows: int) -> dict[str, Spans]:
     return {name: Spans(text, zeros, zeros + text.shape[0]) for name, text in encoded.items()}
 
 
+def _is_joinable(values: Any) -> bool:
+    if not pa.types.is_dictionary(values.type):
+        return True
+    return values.type.index_type.bit_width >= 32 and not values.dictionary.null_count
+
+
 def rows_of_batch(
     batch: Any,
     constants: Mapping[str, str] = NO_CONSTANTS,
@@ -217,7 +223,7 @@ def rows_of_batch(
     """
     # Not all numbered values can be joined with those of other batches as they are.
     cells = {
-        name: plain(values) if pa.types.is_dictionary(values.type) else values
+        name: values if _is_joinable(values) else plain(values)
         for name, values in zip(batch.schema.names, batch.columns, strict=True)
     } | _repeated(constants, batch.num_rows)
     is_damaged = np.zeros(batch.num_rows, np.bool_) if is_damaged is None else is_damaged
