@@ -613,7 +613,7 @@ def test_texts_that_the_file_has_once_are_held_once(tmp_path: Path, monkeypatch:
     held: list[int] = []
 
     def parse(rows: Rows, schema: Schema, **settings: Any) -> Part:
-        held.append(rows.cells["d"].text.nbytes)
+        held.append(rows.cells["d"].nbytes)
         return parse_rows(rows, schema, **settings)
 
     monkeypatch.setattr(parquet_parts, "parse_rows", parse)
