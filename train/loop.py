@@ -87,7 +87,7 @@ class Trainer:
     num_agreed: int = 1
     """Next steps whose shards all ranks can read, or none of them takes another step."""
     whole_losses: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Adds the losses of all ranks, where each has those of its own samples; every rank calls it."""
+    """Adds the losses of all ranks, where each knows only those of its samples; every rank calls it."""
     ahead: BackgroundIterator[PlannedStep] | None = None
     """The steps after the current one, where another thread reads them for one of several ranks."""
 

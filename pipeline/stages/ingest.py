@@ -266,7 +266,7 @@ def ingest(
 
     With ``extend``, columns of the first of these files are continued; only the files after them are parsed.
     Logs that an earlier run has read are hashed again, unless ``trust_names``; see `same_log`. Without
-    ``joins``, small files are parts of their own, as earlier versions wrote them.
+    ``joins``, each small file is a part, as earlier versions wrote them.
 
     Raises:
         ManifestError: a log has changed since an earlier run read it, or the folder is of another run.

@@ -126,7 +126,7 @@ class TorchRecSteps:
         self._number = 0
         """Of the current step."""
         self._has_agreed = False
-        """Whether the ranks have told each other that all can read the next batch."""
+        """Whether all ranks know that each can read the next batch."""
         self._run: Iterator[RankBatch] = iter(())
         self._pipeline: Any = None
         # One rank has nothing to exchange ahead.
