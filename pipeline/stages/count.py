@@ -89,7 +89,7 @@ def bases_of(spans: Sequence[Span], columns: Manifest, before: Manifest | None) 
 def has_grown(columns: Manifest, counts: Path) -> bool:
     """Return whether the folder ``counts`` was sealed from parts that ``columns`` still has, all of them.
 
-    Small files that were single parts, or in a smaller group, may be in a larger group by now: where there are
+    Small files that were single parts, or in a smaller group, may be in a larger one by now: where there are
     groups, spans of other parts are counted from the start.
     """
     before = Manifest.read(counts) if is_sealed(counts) else read_before(counts)
