@@ -79,12 +79,18 @@ def counted(
     return counts
 
 
-def gauc_of(logit_N: Floats, label_N: Floats, weight_N: Floats, group_N: NDArray[np.uint64]) -> float:
+def counted_groups(
+    logit_N: Floats, label_N: Floats, weight_N: Floats, group_N: NDArray[np.uint64]
+) -> GroupCounts:
     words_N2 = words_of_groups(logit_N, label_N, weight_N, group_N)
     sort_pairs(words_N2)
     counts = GroupCounts.none()
     count_groups(words_N2, counts)
-    return counts.gauc()
+    return counts
+
+
+def gauc_of(logit_N: Floats, label_N: Floats, weight_N: Floats, group_N: NDArray[np.uint64]) -> float:
+    return counted_groups(logit_N, label_N, weight_N, group_N).gauc()
 
 
 LOGITS = st.floats(width=32, allow_nan=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0])
@@ -123,8 +129,10 @@ def test_the_mean_auc_of_groups_agrees_with_its_twin(samples: list[tuple[float, 
     )
     group_N = np.array([sample[3] for sample in samples], np.uint64)
     wanted = naive_gauc(logit_N, label_N, weight_N, group_N)
-    found = gauc_of(logit_N, label_N, weight_N, group_N)
-    assert found == pytest.approx(wanted, abs=2**-52, nan_ok=True)
+    found = counted_groups(logit_N, label_N, weight_N, group_N)
+    assert found.gauc() == pytest.approx(wanted, abs=2**-52, nan_ok=True)
+    labels = [label_N[group_N == number] for number in np.unique(group_N)]
+    assert found.num_groups_1[0] == sum(0 < each.sum() < each.size for each in labels)
 
 
 def test_weights_of_one_give_the_bits_of_counts(rng: np.random.Generator) -> None:
