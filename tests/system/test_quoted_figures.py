@@ -276,8 +276,7 @@ def checkouts(result: Result) -> list[str]:
 
 def whole_processes(result: Result) -> list[str]:
     """Ratios of `preprocess` as a process, by CPU time and by the clock."""
-    found = result["preprocess"] if "preprocess" in result else result["processes"]["ratio"]
-    return [f"{found.get(f'{clock}_ratio', found.get(clock)):.2f}x" for clock in ("cpu", "wall")]
+    return [f"{result['preprocess'][f'{clock}_ratio']:.2f}x" for clock in ("cpu", "wall")]
 
 
 def logs(result: Result) -> list[str]:
@@ -602,7 +601,6 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "placements-plan-2m-original": placement_plans,
     "checkouts": checkouts,
     "checkouts-checksums": whole_processes,
-    "preprocess-4m-checksums": whole_processes,
     "first-hour": first_hour,
     "window": window,
     "logs": logs,
