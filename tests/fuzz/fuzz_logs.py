@@ -261,6 +261,7 @@ def measure(options: argparse.Namespace) -> Facts:
     end = options.seed + options.files
     firsts = range(options.seed, end, _FILES_OF_TASK)
     total: Facts = {"files": 0, "outcomes": Counter(), "differences": [], "drawn": Counter()}
+    added = tuple(total)
     started = time.perf_counter()
     spawn = multiprocessing.get_context("spawn")
     with scratch_folder(options) as scratch, ProcessPoolExecutor(options.workers, spawn) as pool:
@@ -268,8 +269,7 @@ def measure(options: argparse.Namespace) -> Facts:
             pool.submit(fuzz_logs, min(_FILES_OF_TASK, end - first), first, scratch) for first in firsts
         ]:
             found = task.result()
-            # Numbers, counters and lists are added; the version of DuckDB is one.
-            total = found | {key: total[key] + found[key] for key in total}
+            total = found | {key: total[key] + found[key] for key in added}
             seconds = time.perf_counter() - started
             tell(f"{total['files']} files, {len(total['differences'])} differ, {seconds:.0f} s")
             if seconds > options.seconds:
