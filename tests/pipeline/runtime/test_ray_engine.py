@@ -182,8 +182,12 @@ def test_a_cluster_makes_the_same_bytes_though_a_node_dies(tmp_path: Path, clust
         assert default_memory_bytes() < nodes()[0].memory_bytes < 8 * default_memory_bytes()
         with pytest.raises(ConfigError, match="5 workers on a Ray cluster of 4 CPUs"):
             list(run_tasks(where_at, [(1,)], workers=5))
-        places = set(run_tasks(where_at, ((number,) for number in range(40))))
-        assert len(places) == 4 and len({node for node, _ in places}) == 2
+        places: set[tuple[str, int]] = set()
+        for _ in range(30):  # the first workers may do all while others start
+            places.update(run_tasks(where_at, ((number,) for number in range(40))))
+            if len(places) >= 4:
+                break
+        assert len(places) >= 4 and len({node for node, _ in places}) == 2
         preprocess([log], CONFIG, tmp_path / "together", Resources(progress=progress))
         assert "encode" in stages
         # How many processes the node then starts is Ray's to decide.
