@@ -365,8 +365,11 @@ class MachineSpeeds(JsonRecord):
         speeds = ("flops", "host_rows_per_second", "link_bytes_per_second", "loader_samples_per_second")
         for name in (*speeds, *_NETWORK):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise RecordError(f"{where}{name} is {value}, want a number above 0")
+            # Messages without a time of their own are compared by their bytes.
+            least = "of 0 or more" if name == "exchange_seconds" else "above 0"
+            is_enough = value is None or value > 0 or (value == 0 and name == "exchange_seconds")
+            if not is_enough or value == float("inf"):
+                raise RecordError(f"{where}{name} is {value}, want a number {least}")
         if self.row_bytes < 1:
             raise RecordError(f"{where}row_bytes is {self.row_bytes}, want 1 or more")
 

@@ -23,6 +23,7 @@ from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.statistics.coverage import unique_rows
 from hotset.pipeline.statistics.folder import Inspected
 from hotset.stats.lookahead.planner import MOST_PREFETCH
+from hotset.stats.replication import Network
 from hotset.stats.step_times import Budget, Machine, Prediction, Workload, predict
 from hotset.tests.support.trained_models import trained
 from hotset.train import advice as module
@@ -353,6 +354,8 @@ def test_predictions_take_rows_as_bytes_and_the_typical_fixed_time() -> None:
         ({"format": "hotset machine"}, "its format is not 'hotset speeds 1'"),
         ({"flops": 0.0}, "flops is 0.0, want a number above 0"),
         ({"link_bytes_per_second": -1.0}, "link_bytes_per_second is -1.0"),
+        ({"all_reduce_bytes_per_second": 0.0}, "all_reduce_bytes_per_second is 0.0"),
+        ({"exchange_seconds": -1.0}, "exchange_seconds is -1.0, want a number of 0 or more"),
         ({"host_rows_per_second": "many"}, "host_rows_per_second"),
         ({"row_bytes": 0}, "row_bytes is 0"),
     ],
@@ -363,6 +366,11 @@ def test_a_file_of_something_else_is_refused(change: dict[str, object], message:
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ConfigError, match=f"machine.json cannot be read as speeds: .*{message}"):
         MachineSpeeds.read(path)
+
+
+def test_messages_without_a_time_of_their_own_may_say_so(tmp_path: Path) -> None:
+    replace(SPEEDS, exchange_seconds=0.0).write(tmp_path / "machine.json")
+    assert MachineSpeeds.read(tmp_path / "machine.json").network() == Network()
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{"])

@@ -13,6 +13,7 @@ next batch in the cache, and has no way to give them back where that batch must 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ from .batches import RankBatch
 from .embeddings import HotColdEmbeddings, ReplicatedOptimizer
 from .rank_rows import tables_in
 
+_log = logging.getLogger(__name__)
+EXCHANGES = "input_dist_tensors_requests"
+"""Exchanges of ids under way, in a context of TorchRec's pipeline."""
 STEPS_AGREED_ON = 2
 """A step exchanges ids of the next one, so all ranks must be able to read both."""
 
@@ -91,6 +95,18 @@ class _ColdLookups(nn.Module):
         return [self.cold[dim](batch.groups[place].keyed_jagged) for place, dim in self._places]
 
 
+def build_pipeline(model: Any, optimizers: StepOptimizers, device: torch.device, losses: Any) -> Any:
+    """Return TorchRec's pipeline of mixed steps; None where its version has not what `pause` reads."""
+    from torchrec.distributed import train_pipeline
+
+    pipeline = train_pipeline.TrainPipelineSparseDist(model, optimizers, device, custom_model_fwd=losses)
+    context = train_pipeline.TrainPipelineContext()
+    if all(hasattr(pipeline, name) for name in ("batches", "contexts")) and hasattr(context, EXCHANGES):
+        return pipeline
+    _log.warning("this version of TorchRec cannot stop its pipeline: mixed steps run one after the other")
+    return None
+
+
 class TorchRecSteps:
     """Runs the steps of one rank.
 
@@ -112,8 +128,6 @@ class TorchRecSteps:
         batch_size: int,
         is_last: Callable[[int], bool],
     ) -> None:
-        from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-
         self.is_synchronous = device.type == "cpu"
         self.peek: Callable[[int], PlannedStep | None] = lambda place: None
         """Returns a step after the current one, 0 for the next."""
@@ -131,9 +145,8 @@ class TorchRecSteps:
         self._pipeline: Any = None
         # One rank has nothing to exchange ahead.
         if ranks.num_ranks > 1:
-            self._pipeline = TrainPipelineSparseDist(
-                _ColdLookups(tables_in(model)[1]), optimizers, device, custom_model_fwd=self._losses
-            )
+            lookups = _ColdLookups(tables_in(model)[1])
+            self._pipeline = build_pipeline(lookups, optimizers, device, self._losses)
 
     def train(self, step: PlannedStep, number: int, rates: StepRates) -> torch.Tensor:
         """Run a step; return the loss of this rank's samples, summed."""
@@ -184,7 +197,7 @@ class TorchRecSteps:
             return
         with self._ranks.lost_ranks():
             for context in self._pipeline.contexts:
-                for exchange in context.input_dist_tensors_requests.values():
+                for exchange in getattr(context, EXCHANGES).values():
                     exchange.wait()
         self._pipeline.detach()
         self._pipeline.reset()

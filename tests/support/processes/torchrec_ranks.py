@@ -35,8 +35,8 @@ from hotset.workflows.bench.harness import free_port
 
 Case = dict[str, Any]
 """``shards``, ``out``, ``config``; and perhaps ``num_replicated``, ``fault``, ``init_from``, ``speeds``;
-``every``, the steps between checkpoints; ``is_plain``, for steps without a pipeline; and ``dies_after``, the
-step after which the last rank dies."""
+``every``, the steps between checkpoints; ``is_plain``, for a TorchRec whose pipeline cannot stop; and
+``dies_after``, the step after which the last rank dies."""
 
 
 class RankPool:
@@ -171,9 +171,10 @@ FAULTS: dict[str, Callable[[Any], Any]] = {
 
 def _train(case: Case) -> None:
     """Make one run of this rank."""
-    from hotset.train.torchrec import engine
+    from hotset.train.torchrec import engine, steps
 
     own: Any = engine
+    exchanges = steps.EXCHANGES
     original = own.choose_num_replicated, own.rank_batch, own.TorchRecSteps.train
     seen: list[tuple[bool, dict[str, int], int]] = []
     lookups: Any = importlib.import_module("torchrec.distributed.embedding_lookup").GroupedEmbeddingsLookup
@@ -186,8 +187,6 @@ def _train(case: Case) -> None:
         purge(self)
 
     def train(self: Any, step: Any, number: int, rates: Any) -> torch.Tensor:
-        if case.get("is_plain"):
-            self._pipeline = None
         with Spy() as spy:
             loss: torch.Tensor = original[2](self, step, number, rates)
         num_left = 0 if self._pipeline is None else len(self._pipeline.batches)
@@ -200,6 +199,7 @@ def _train(case: Case) -> None:
         if fault := FAULTS.get(case.get("fault", "")):
             own.rank_batch = lambda *arguments, **more: fault(original[1](*arguments, **more))
         own.TorchRecSteps.train = train
+        steps.EXCHANGES = "elsewhere" if case.get("is_plain") else exchanges
         lookups.purge = count_purges
         every = CheckpointSettings(checkpoint_every=case.get("every", "off"))
         init_from = Path(case["init_from"]) if "init_from" in case else None
@@ -222,6 +222,7 @@ def _train(case: Case) -> None:
         run.train(Path(case["shards"]), config, Path(case["out"]), options)
     finally:
         own.choose_num_replicated, own.rank_batch, own.TorchRecSteps.train = original
+        steps.EXCHANGES = exchanges
         lookups.purge = purge
     if os.environ["RANK"] == "0":
         Path(f"{case['out']}.seen.json").write_text(json.dumps(seen))
