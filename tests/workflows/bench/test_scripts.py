@@ -67,6 +67,11 @@ def commands_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(harness, "run_hotset", run_here)
 
+    def measure_here(scratch: Path, function: Any, warm_up: Any, job: Any, *more: Any, **_: int) -> Any:
+        return harness._measure(scratch, function, warm_up, job, more, room_bytes=0)
+
+    monkeypatch.setattr(preprocess, "measure_in_fresh_process", measure_here)
+
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("commands_in_process")
