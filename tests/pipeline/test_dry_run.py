@@ -216,18 +216,6 @@ def test_ids_of_another_folder(tmp_path: Path, logs: list[Path], made: Path) -> 
     assert check(logs[2:], CONFIG, tmp_path / "dir") == [FINISHED, MADE, REFUSED, *[NOT_REACHED] * 3]
 
 
-def test_a_line_that_is_not_as_the_schema_says_and_a_log_without_any(
-    tmp_path: Path, logs: list[Path]
-) -> None:
-    bad = tmp_path / "bad.tsv"
-    bad.write_bytes(logs[0].read_bytes() + b"x\n")
-    with pytest.raises(InputError, match=r"bad.tsv, line 61: "):
-        estimate_run([bad], CONFIG, tmp_path / "dir")
-    bad.write_bytes(b"")
-    with pytest.raises(InputError, match="the log is empty"):
-        estimate_run([bad], CONFIG, tmp_path / "dir")
-
-
 def test_the_command_prints_a_table_or_json_and_ends_as_the_run_would(
     tmp_path: Path, logs: list[Path], made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

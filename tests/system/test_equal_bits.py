@@ -93,7 +93,7 @@ def test_placements_end_with_equal_bits(**run: Any) -> None:
 
 @pytest.mark.slow
 @ANY_RUN
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_placements_end_with_equal_bits_in_many_runs(**run: Any) -> None:
     check_placements(**run)
 

@@ -106,29 +106,6 @@ def test_killed_at_any_rename_the_same_run_ends_in_the_same_bytes(
         assert tree_of(tmp_path / f"out{kill_at}") == wanted
 
 
-def test_killed_again_and_again_it_still_ends_in_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(tmp_path / "whole")
-    replace, calls_left, num_kills = os.replace, 3, 0
-
-    def killing(source: Path, target: Path) -> None:
-        nonlocal calls_left
-        calls_left -= 1
-        if calls_left == 0:
-            raise Killed
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", killing)
-    while not (tmp_path / "out" / MANIFEST).exists():
-        calls_left, num_kills = 4, num_kills + 1
-        try:
-            run(tmp_path / "out")
-        except Killed:
-            assert num_kills < 10
-    assert num_kills > 2 and tree_of(tmp_path / "out") == tree_of(tmp_path / "whole")
-
-
 def test_finished_files_are_not_written_again(tmp_path: Path) -> None:
     output = Output.begin("stage", 2, Config(), INPUTS, tmp_path)
     with output.writing("b.arrow", 1) as path:

@@ -102,7 +102,7 @@ def test_gradients_of_weights_are_not_rounded_where_the_device_can_keep_them(
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "drawn", [2, 9, *(pytest.param(drawn, marks=pytest.mark.slow) for drawn in (5, *range(10, 15)))]
+    "drawn", [2, 9, *(pytest.param(drawn, marks=pytest.mark.slow) for drawn in (5, 10, 11))]
 )
 def test_placements_give_equal_bits(drawn: int, dtype: str, tmp_path: Path) -> None:
     run = draw_run(drawn, tmp_path, has_one_width=True)
@@ -197,19 +197,7 @@ SMALL = ShardSpec(num_hot_only=20, num_mixed=50, batch_size=16, embedding_optimi
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off where there is a GPU")
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"placement": "lookahead"},
-        {"placement": "cache"},
-        {"placement": "hybrid"},
-        {"placement": "hybrid-dedup"},
-    ],
-    ids=str,
-)
-def test_kernels_of_triton_train_as_those_of_torch_under_every_placement(
-    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_of_triton_train_as_those_of_torch_under_every_placement(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", SMALL))
     fields = {"staging_bytes": 1_600, "dense_optimizer": "adagrad", **LAYERS}
     of_torch, wanted = (
@@ -217,7 +205,12 @@ def test_kernels_of_triton_train_as_those_of_torch_under_every_placement(
         for each in ("torch", "triton")
     )
     assert_near(wanted, of_torch, rtol=1e-4, atol=1e-5)
-    found = trained(shards, device="late:5", kernels="triton", **changes, **fields)
-    moves_rows = not changes["placement"].startswith("hybrid")
-    assert summarize_transfers(found).mover == ("kernel" if moves_rows else None)
-    assert_equal_bits(found, wanted)
+    for placement, mover in {
+        "lookahead": "kernel",
+        "cache": "kernel",
+        "hybrid": None,
+        "hybrid-dedup": None,
+    }.items():
+        found = trained(shards, device="late:5", kernels="triton", placement=placement, **fields)
+        assert summarize_transfers(found).mover == mover
+        assert_equal_bits(found, wanted)

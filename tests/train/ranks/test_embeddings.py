@@ -161,7 +161,7 @@ def test_drawn_runs_end_with_the_same_bits(
 
 @pytest.mark.slow
 @given(**DRAWN)
-@settings(max_examples=36, deadline=None, derandomize=True)
+@settings(max_examples=24, deadline=None, derandomize=True)
 def test_many_drawn_runs_end_with_the_same_bits(
     tmp_path_factory: pytest.TempPathFactory, placement: str, num_ranks: int, per_rank: int, seed: int
 ) -> None:

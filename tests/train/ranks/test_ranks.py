@@ -371,13 +371,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_processes_write_the_weights_of_one(folder: Path) -> None:
-    # All placements end with the same bits, and count the same losses.
-    assert finished(2, folder, "two", "--placement", "hybrid") == weights_of(folder / "one")
-    assert metrics_of(folder / "two") == metrics_of(folder / "one")
-
-
 def launched(num_ranks: int, run: Path, restarts: int) -> subprocess.Popen[bytes]:
     """Start a run of several ranks by torchrun, and wait for its first checkpoint."""
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]

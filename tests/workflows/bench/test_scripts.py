@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.generate.generate import GenerateConfig, generate
-from hotset.workflows.bench import harness, kills, logs, preprocess, processes, ranks
+from hotset.workflows.bench import harness, kills, larger_than_memory, logs, preprocess, processes, ranks
 from hotset.workflows.bench.examples import engines
 from hotset.workflows.bench.examples.example_scores import auc
 from hotset.workflows.cli import main
@@ -62,15 +63,22 @@ def commands_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (logs, preprocess, processes):
         monkeypatch.setattr(module, "time_process", time_here)
 
+    run_hotset = harness.run_hotset
+
     def run_here(arguments: Sequence[str], scratch: Path, num_ranks: int = 1) -> None:
-        assert num_ranks == 1 and main(list(arguments)) == 0
+        if num_ranks > 1:
+            run_hotset(arguments, scratch, num_ranks)
+        else:
+            assert main(list(arguments)) == 0
 
     monkeypatch.setattr(harness, "run_hotset", run_here)
 
     def measure_here(scratch: Path, function: Any, warm_up: Any, job: Any, *more: Any, **_: int) -> Any:
         return harness._measure(scratch, function, warm_up, job, more, room_bytes=0)
 
-    monkeypatch.setattr(preprocess, "measure_in_fresh_process", measure_here)
+    for module in (preprocess, larger_than_memory):
+        monkeypatch.setattr(module, "measure_in_fresh_process", measure_here)
+    monkeypatch.setattr(larger_than_memory, "memory_limit", lambda _: nullcontext())
 
 
 @pytest.mark.slow
@@ -243,6 +251,7 @@ def test_bytes_of_codecs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("commands_in_process")
 def test_two_ranks_end_with_the_bits_of_one_process(tmp_path: Path) -> None:
     found = run("ranks", tmp_path, "speed", "--samples", 20_000, "--rounds", 1)
     assert found["has_equal_bits"] and len(found["contestants"]) == 3
@@ -262,6 +271,7 @@ def test_a_window_moves_hardly_more_than_a_whole_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("commands_in_process")
 def test_larger_than_memory_ends_with_equal_bits(tmp_path: Path) -> None:
     sizes = ("--memory", "640MiB", "--times", 0.25, "--batches", 2, "--cold-shares", 0.1, "--rounds", 1)
     (share,) = run("larger_than_memory", tmp_path, *sizes)["shares"]

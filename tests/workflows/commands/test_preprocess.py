@@ -486,14 +486,3 @@ def test_an_id_map_tells_what_is_new(data: Path, tmp_path: Path) -> None:
         f"{made.folder}: 600 of 900 old rows are kept; they serve 75.0% of the lookups counted for the new "
         "vocabulary. 900 rows start fresh"
     )
-
-
-def test_an_id_map_tells_what_is_kept(data: Path, tmp_path: Path) -> None:
-    """A vocabulary mapped to itself keeps every row."""
-    vocabulary = Manifest.read(data / "vocabulary")
-    made = map_ids(vocabulary, vocabulary, tmp_path / "map")
-    rows = f"{vocabulary.totals['num_rows']:,}"
-    assert describe_id_map(made) == (
-        f"{made.folder}: {rows} of {rows} old rows are kept; they serve 100.0% of the lookups counted for "
-        "the new vocabulary. 0 rows start fresh"
-    )

@@ -423,15 +423,6 @@ def test_changes_are_exported_from_the_command_line(
     assert "changes have no graph: --onnx is for a whole export" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_run_is_exported_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scored = run_on_criteo(tmp_path)
-    out = tmp_path / "exported"
-    assert main(["export", str(scored.run), "--out", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"out": str(out)}
-    assert (out / "model.pt2").stat().st_size > 1000
-
-
 COUNTS = [TableChanges("site", 1200, 3, 40, 2), TableChanges("tags", 7, 0, 0, 0)]
 
 
