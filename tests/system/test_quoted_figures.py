@@ -35,7 +35,6 @@ def preprocess(result: Result) -> list[str]:
     ratios = result["ratios"]
     return [
         f"{ratios['polars read_csv / hotset parse, kept']['wall']:.1f}x",
-        f"{ratios['polars read_csv / hotset parse']['wall']:.1f}x",
         f"{result['ratio_total']:.2f}x",
         f"{result['samples_per_second']:,.0f}",
         f"{result['data']['num_samples'] / 1e6:.0f} M",
@@ -128,19 +127,6 @@ def scores(result: Result) -> list[str]:
     return [f"{sum(result['cases'].values()):,}"]
 
 
-def stats_kernels(result: Result) -> list[str]:
-    config, kernels = result["config"], result["kernels"]
-    policies = [kernels[name] for name in ("lookahead", "lru", "lfu", "dataset", "peel")]
-    return [
-        f"{config['slots']:,} slots",
-        f"{config['lookups'] / 1e6:.0f} M",
-        f"{config['rows'] / 1e6:.0f} M",
-        *(f"{policy['lookups_per_second'] / 1e6:.1f} million" for policy in policies),
-        *(f"{policy['ratio']:.1f}x" for policy in policies),
-        *(f"{kernels[name]['ratio']:.2f}x" for name in kernels if name.startswith("counting")),
-    ]
-
-
 def defaults(result: Result) -> list[str]:
     """AUC by batch size: without options, of the best setting, and of the best with SGD for both."""
     samples = sum(result["samples"].values())
@@ -183,24 +169,8 @@ def coded_quality(result: Result) -> list[str]:
 
 def open_shards(result: Result) -> list[str]:
     """Files, and seconds to open them and to the end of the first step."""
-    assert all(
-        each["shard_bytes_to_open"] == 0 and each["reads_only_batches_planned"] for each in result["trials"]
-    )
     seconds = (f"{result[name]:.1f} s" for name in ("seconds_to_open", "seconds_to_first_step"))
     return [f"{result['settings']['open_files']:,}", *seconds]
-
-
-def host_steps(result: Result) -> list[str]:
-    """Queueing of a step by kind of batch, work of the readers, and of the one thread in order."""
-    found = []
-    for row in result["rows"]:
-        found += [
-            f"{row['batch_size']:,}",
-            *(f"{row[name]:.0f}" for name in ("loop_us", "loop_us_least", "taking_us")),
-            f"{row['sent_bytes_per_sample']:.0f}",
-            *(f"{row[name]:.0f}" for name in ("reading_ns_per_sample", "ordering_ns_per_sample")),
-        ]
-    return found + [f"{each['samples_per_cpu_second'] / 1e6:.1f} million" for each in result["transposed"]]
 
 
 def torch_quality(result: Result) -> list[str]:
@@ -246,11 +216,6 @@ def models(result: Result) -> list[str]:
     auc = result["auc"]
     assert all(auc[f"{name}, lookahead"] == auc[f"{name}, all-fast"] for name in ("dlrm", "dcnv2"))
     return [f"{each:.4f}" for each in result["mean_auc"].values()]
-
-
-def fuxictr(result: Result) -> list[str]:
-    assert len(result["seeds"]) == 3
-    return [f"{result['mean_auc'][name]:.4f}" for name in ("FuxiCTR", "hotset")]
 
 
 def first_hour(result: Result) -> list[str]:
@@ -413,14 +378,8 @@ def codecs(result: Result) -> list[str]:
     found = [f"{settings['samples'] / 1e6:.0f} M", f"{settings['embedding_dim']}"]
     for part in result["slices"]:
         found.append(f"{part['samples']:,}")
-        bounds = ("0.01", "0.03", "0.05")
-        names = [
-            *(f"better of both {bound}" for bound in bounds),
-            *(f"distinct rows, {codec}{bound}" for codec in ("bounded:", "Huffman ") for bound in bounds),
-            "distinct rows, int8",
-            "distinct rows, fp16",
-        ]
-        found += [*bounds, *(f"{part['ratios'][name]:.1f}" for name in names)]
+        coders = ("bounded:0.03", "int8", "fp16")
+        found += ["0.03", *(f"{part['ratios'][f'distinct rows, {name}']:.1f}" for name in coders)]
     return found
 
 
@@ -578,7 +537,6 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "links-loopback": loopback,
     "larger-than-memory": larger_than_memory,
     "pack-phases": pack_phases,
-    "stats-kernels": stats_kernels,
     "scores": scores,
     "defaults-real-110k": defaults,
     "defaults-generated-150k": defaults,
@@ -593,7 +551,6 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "against-torch-layers": against_torch,
     "against-torch-adam": against_torch,
     "against-torch-sgd": against_torch,
-    "fuxictr-real-110k": fuxictr,
     "examples": examples,
     "placements-2m": placements,
     "placements-2m-dim64": placements,
@@ -611,7 +568,6 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "window-45m": window,
     "gpu-day": gpu_day,
     "gpu-day-3": gpu_day_again,
-    "host-steps": host_steps,
     "open-shards": open_shards,
     "kills": kills,
     "train-kills": kills,

@@ -7,8 +7,8 @@ GPU names what fails there. Then come the tests that compare every kernel with i
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -66,9 +66,11 @@ def try_verbs(settings: PartSettings, records: Records) -> None:
         ("a stream waits for the event of another", partial(_waits, device, is_small=settings.is_small)),
         ("another thread queues and waits", partial(_works_from_a_thread, device)),
         ("kernels read and write pinned rows of the host", partial(_moves_rows, device, settings)),
+        *(
+            (f"work of {each} is recorded and replayed", partial(_records, device, each))
+            for each in STREAMS[1:]
+        ),
     ]
-    for stream in STREAMS[1:]:
-        checks.append((f"work of {stream} is recorded and replayed", partial(_records, device, stream)))
     for name, check in checks:
         with records.catching(name):
             records.check(name, check())
@@ -111,20 +113,8 @@ def _waits(device: Device, *, is_small: bool) -> bool:
 
 def _works_from_a_thread(device: Device) -> bool:
     """Return whether another thread can do the same, as the one that moves rows does."""
-    found: list[bool | BaseException] = []
-
-    def work() -> None:
-        try:
-            found.append(_copies(device))
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_copies, device).result()
 
 
 def _moves_rows(device: Device, settings: PartSettings) -> bool:
@@ -219,11 +209,9 @@ def compare_bits(settings: PartSettings, records: Records) -> None:
 
 def small_shards(settings: PartSettings, name: str, optimizer: str, embedding_dim: int = 16) -> Shards:
     """Shards with some forty thousand rows, more than the staging slots hold."""
-    folder = settings.scratch / name / "shards"
-    samples = draw_kaggle(3_000 if settings.is_small else 40_000, SMALL_SCALE)
     return write_kaggle_shards(
-        samples,
-        folder,
+        draw_kaggle(3_000 if settings.is_small else 40_000, SMALL_SCALE),
+        settings.scratch / name / "shards",
         batch_size=512,
         embedding_dim=embedding_dim,
         hot_share=0.05,
@@ -318,16 +306,11 @@ def _run_tests(paths: Sequence[Path], settings: PartSettings, records: Records) 
 
 
 class CheckWriter:
-    """A plugin of pytest that writes a check for each test, and stops where there is no time for another.
-
-    Args:
-        records: get a check for every test, and the names of all.
-    """
+    """A plugin of pytest that writes a check for each test, and stops where there is no time for another."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self.num_collected = 0
-        self._last_seconds = 0.0
+        self.num_collected, self._last_seconds = 0, 0.0
         self._faults: list[str] = []
         self._is_skipped = False
 
@@ -351,9 +334,7 @@ class CheckWriter:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
-        self._last_seconds = 0.0
-        self._faults = []
-        self._is_skipped = False
+        self._last_seconds, self._faults, self._is_skipped = 0.0, [], False
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """The fixtures or the body of a test have ended."""

@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,14 +39,11 @@ if TYPE_CHECKING:
 
 _MODULE = "hotset.workflows.bench.gpu_day"
 _DAY_SECONDS = 480.0
-_LEAST_SECONDS = 5.0
-"""A part is not begun with less time left."""
+_LEAST_SECONDS, _LAST_WORDS_SECONDS, SPARE_SECONDS = 5.0, 3.0, 3.0
+"""A part is not begun with less time left; one that hangs prints where its threads are so long before it is
+killed; and one that another part waits for has so much less."""
 _PATIENCE = 2
 """Factor of the time of a part when a day is only tried."""
-_LAST_WORDS_SECONDS = 3.0
-"""A part that hangs prints where its threads are so long before it is killed."""
-SPARE_SECONDS = 3.0
-"""A part has so much less where another one waits for it."""
 _MARGIN = 1.2
 """Remaining time at which a piece of work begins, in multiples of the time of the previous piece."""
 _OUTPUT_CHARACTERS, _TRACE_CHARACTERS = 4000, 2000
@@ -123,18 +121,14 @@ class PartSettings:
 
 
 class Records:
-    """The findings of one part, written line by line.
+    """The findings of one part, appended to a file line by line.
 
-    Args:
-        path: file of the findings, appended to.
-        seconds: time the part has; parts of several pieces stop before it is over.
-        done: names of pieces that an earlier call has done.
+    ``seconds`` is the time of the part, which stops between two pieces before it is over; ``done`` names the
+    pieces that an earlier call has done.
     """
 
     def __init__(self, path: Path, seconds: float, done: Collection[str] = ()) -> None:
-        self._path = path
-        self._end = time.monotonic() + seconds
-        self._done = frozenset(done)
+        self._path, self._end, self._done = path, time.monotonic() + seconds, frozenset(done)
         self._is_left_open = False
 
     @property
@@ -226,13 +220,7 @@ def run_process(
 ) -> tuple[Status, str]:
     """Run a part in a separate process; return how it ended, and the end of what it printed.
 
-    Args:
-        name: of the part.
-        settings: passed on to it.
-        records: file of its findings.
-        seconds: time after which it is killed.
-        done: pieces of its work to leave out.
-        is_inner: whether it ends with the part that starts it, as one of its processes.
+    It is killed after ``seconds``; an inner one ends with the part that starts it, as one of its processes.
     """
     command = [sys.executable, "-m", _MODULE, "part", name, "--device", settings.device]
     command += ["--records", str(records), "--scratch", str(settings.scratch)]
@@ -301,16 +289,10 @@ def run_day(
     report: Callable[[str], None],
     before: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run the parts in their order; return what ``out`` holds at the end.
+    """Run the parts in their order; return what ``out``, rewritten after each, holds at the end.
 
-    Args:
-        parts: to run.
-        settings: passed on to each.
-        out: file of the result, rewritten after each part.
-        scratch: folder for temporary files, shared by all parts.
-        report: called with a line after each part.
-        before: result of an earlier call with these settings, which is added to. A part that left something
-            out does that alone; any other runs again, and replaces its earlier findings.
+    ``report`` is called with a line after each part. The result of an earlier call, ``before``, is added to:
+    a part that left something out does that alone; any other runs again, and replaces its earlier findings.
     """
     begin = time.monotonic()
     result: dict[str, Any] = before or {
@@ -435,34 +417,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device=chosen.device, seconds=chosen.seconds, is_small=chosen.small, commit=chosen.commit
     )
     # A call for some parts adds to what others have found.
-    before = None
-    if wanted and chosen.out.exists():
-        before = _result_of(chosen.out, settings)
-        if before is None:
-            parser.error(f"{chosen.out} is of another device, size or commit: give another --out")
+    before = _result_of(chosen.out, settings) if wanted and chosen.out.exists() else None
+    if before is None and wanted and chosen.out.exists():
+        parser.error(f"{chosen.out} is of another device, size or commit: give another --out")
     with tempfile.TemporaryDirectory(prefix="hotset-gpu-day-") as scratch:
-        result = run_day(
-            parts, settings, chosen.out, Path(scratch), lambda line: print(line, flush=True), before
-        )
+        report = partial(print, flush=True)
+        result = run_day(parts, settings, chosen.out, Path(scratch), report, before)
     return _print(result, chosen.out)
 
 
 def _parser(day: Sequence[Part], extra: Sequence[Part]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu_day", description=(__doc__ or "").splitlines()[0])
+    only = f"parts to run, with commas between: {_names(day)}; left out unless named: {_names(extra)}"
+    seconds = f"time of all parts (default: {_DAY_SECONDS:g}) but those left out unless named, which have "
+    seconds += ", ".join(f"{part.most_seconds:g} seconds ({part.name})" for part in extra)
     parser.add_argument("--out", type=Path, default=Path("gpu-day.json"), help="file of the result")
     parser.add_argument("--device", default="cuda", help="cuda, or late to try it (default: cuda)")
-    parser.add_argument(
-        "--only",
-        default="",
-        help=f"parts to run, with commas between: {_names(day)}; left out unless named: {_names(extra)}",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=_DAY_SECONDS,
-        help=f"time of all parts (default: {_DAY_SECONDS:g}) but those left out unless named, which have "
-        + ", ".join(f"{part.most_seconds:g} seconds ({part.name})" for part in extra),
-    )
+    parser.add_argument("--only", default="", help=only)
+    parser.add_argument("--seconds", type=float, default=_DAY_SECONDS, help=seconds)
     parser.add_argument("--small", action="store_true", help="few rows and samples: does everything run?")
     parser.add_argument("--commit", default=commit(), help="commit of the code, where git cannot tell")
     return parser
@@ -491,10 +463,8 @@ def _print(result: dict[str, Any], out: Path) -> int:
     print(f"{len(result['checks']) - len(wrong)} of {len(result['checks'])} checks right; wrote {out}")
     if failed:
         print(f"did not end well: {', '.join(failed)}")
-    if broken := failed_parts(result):
-        print(
-            f"CHECKS FAILED in {', '.join(broken)}: all speeds are of a device that computes something wrong"
-        )
+    if broken := ", ".join(failed_parts(result)):
+        print(f"CHECKS FAILED in {broken}: all speeds are of a device that computes something wrong")
     # What there was no time for, and the call that goes on with it.
     left_out = left_out_of(result)
     for name, pieces in left_out.items():

@@ -25,11 +25,11 @@ import platform
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -46,7 +46,7 @@ from ...train.config import PlacementName, TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.gpu.queued_steps import QueuedSteps
-from ...train.loop import Trainer, train_steps
+from ...train.loop import train_steps
 from ...train.placements.placements import MOST_STEPS_AHEAD
 from ...train.threads import PLACES_AT_A_TIME
 from ..machine import versions
@@ -59,12 +59,11 @@ from .gpu_checks import (
     packed_shards,
 )
 from .gpu_day import SPARE_SECONDS, PartSettings, Records, run_process
-from .gpu_steps import LinkRates, TorchRecRun, measure_link, seconds_of_calls
+from .gpu_steps import LinkRates, TorchRecRun, measure_ceilings, measure_link
 from .harness import median_ratio
 from .kaggle_shards import HOT_SHARE, draw_kaggle, write_kaggle_shards
 
 _LIBRARIES = ("torch", "triton", "numba", "numpy", "pyarrow")
-_REPETITIONS = 7
 REFERENCE = "all-fast"
 """Name of the contestant that the others are compared with."""
 _ROUNDS = 5
@@ -91,9 +90,8 @@ CACHED_SHARES = (0.015, 0.1, 0.2, 0.4)
 """Shares of the rows that are on the device; published speeds of TorchRec are of the last two."""
 _SHARE_OF_HOST = 0.6
 """Share of the host's available memory that the rows of a group may take."""
-_EPOCH_SAMPLES, _EPOCH_SMALL_SAMPLES = 39_300_000, 6_000
-_EVALUATION_SAMPLES, _FEW_EVALUATION_SAMPLES = 400_000, 500
-_EPOCH_BATCH_SIZE, _EPOCH_SMALL_BATCH_SIZE = 65_536, 64
+_EPOCH, _SMALL_EPOCH = (39_300_000, 400_000, 65_536), (6_000, 500, 64)
+"""Training samples, those evaluated, and batch size of an epoch."""
 _EPOCH_OPTIMIZER: Literal["adagrad"] = "adagrad"
 _DIM = 16
 """Embedding dimension of an epoch."""
@@ -108,12 +106,12 @@ def measure_machine(settings: PartSettings, records: Records) -> None:
     path, seconds = settings.scratch / "host-kernels.jsonl", records.seconds_left - SPARE_SECONDS
     with ThreadPoolExecutor(1) as pool:
         host_kernels = pool.submit(run_process, "host-kernels", settings, path, seconds)
-        _measure_ceilings(settings, records)
+        _write_ceilings(settings, records)
     status, output = host_kernels.result()
     records.check("kernels of the host are compiled", status == "ok", output[-OUTPUT_CHARACTERS:])
 
 
-def _measure_ceilings(settings: PartSettings, records: Records) -> None:
+def _write_ceilings(settings: PartSettings, records: Records) -> None:
     device = settings.torch_device
     is_gpu = device.type == "cuda"
     records.fact(
@@ -122,35 +120,9 @@ def _measure_ceilings(settings: PartSettings, records: Records) -> None:
         python=platform.python_version(),
         libraries=versions(_LIBRARIES),
     )
-    # Within the device a copy reads each byte and writes it, so it moves twice as many.
-    num_bytes = 2**20 if settings.is_small else 2**30
-    source = torch.full((num_bytes,), 7, dtype=torch.uint8)
-    near = source.to(device)
-    target = torch.empty_like(near)
-    seconds = _time(partial(target.copy_, near), device)
-    records.row(what="device copy", bytes_per_second=2 * num_bytes / seconds)
-    # Over the link, the pageable copies show what is lost where buffers are not pinned.
-    if is_gpu:
-        pinned = source.pin_memory()
-        for name, host in (("pinned", pinned), ("pageable", source)):
-            up = _time(partial(near.copy_, host, non_blocking=True), device)
-            down = _time(partial(host.copy_, near, non_blocking=True), device)
-            records.row(what=f"{name} host to device", bytes_per_second=num_bytes / up)
-            records.row(what=f"device to {name} host", bytes_per_second=num_bytes / down)
-    # A product of square matrices has a multiplication and an addition for each triple of indices.
-    size = 256 if settings.is_small else 4096
-    for dtype in (torch.float32, torch.bfloat16):
-        left = torch.randn(size, size, device=device).to(dtype)
-        right = torch.randn(size, size, device=device).to(dtype)
-        seconds = _time(partial(torch.matmul, left, right), device)
-        records.row(what=f"products, {dtype}", flops_per_second=2 * size**3 / seconds)
-
-
-def _time(work: Callable[[], object], device: torch.device) -> float:
-    """Return the median seconds of a call, device work included."""
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    # The first two calls load code and take memory.
-    return statistics.median(seconds_of_calls(work, synchronize, 2 + _REPETITIONS)[2:])
+    for name, rate in measure_ceilings(device, is_small=settings.is_small).items():
+        unit = "flops" if name.startswith("products") else "bytes"
+        records.row(**{"what": name, f"{unit}_per_second": rate})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,8 +130,6 @@ class Contestant:
     """One of several runs that are compared."""
 
     name: str
-    check: str
-    """Name of the check that fails where the run raises."""
     shards: Shards
     config: TrainConfig
     is_hot_only: bool = False
@@ -210,38 +180,78 @@ class Turn:
         return self.num_samples / self.seconds
 
 
-class RunInTurns:
-    """A run that takes some of its steps at each turn.
+class HotsetRun:
+    """Training steps by hotset, so many at most."""
 
-    Args:
-        contestant: the run.
-        turns: those that it will be given at most.
-    """
-
-    def __init__(self, contestant: Contestant, turns: Turns) -> None:
-        self._turns = turns
-        config = contestant.config
-        shards = contestant.shards
-        # fae orders its batches by itself, the mixed ones of an epoch together and the others together, so a
-        # turn of it is whole epochs. What it decides as it goes is not read ahead.
-        is_fae = config.placement == "fae"
-        self._steps_ahead = 0 if is_fae else turns.steps_ahead
-        self._multiple = shards.num_training_batches if is_fae and turns.seconds else 1
-        self._most_steps = self._multiple * -(-turns.most_steps // self._multiple)
-        num_steps = _WARM_UP_STEPS + turns.rounds * (self._steps_ahead + self._most_steps)
-        if is_fae:
+    def __init__(self, contestant: Contestant, num_steps: int) -> None:
+        shards, config = contestant.shards, contestant.config
+        # fae orders its batches by itself.
+        if config.placement == "fae":
             epochs = -(-num_steps // shards.num_training_batches)
             self.trainer = build_trainer(shards, replace(config, epochs=epochs))
         else:
-            order = _order_of(shards, config.seed, num_steps, is_hot_only=contestant.is_hot_only)
+            order = _order_of(contestant, num_steps)
             self.trainer = build_trainer(shards, config, RecordedOrder(order))
         self._taken = train_steps(self.trainer)
+        self.synchronize = self.trainer.runner.synchronize
+
+    @property
+    def num_samples(self) -> int:
+        """Samples so far."""
+        return self.trainer.num_samples
+
+    def take(self) -> None:
+        """Run a step."""
+        if next(self._taken, None) is None:
+            raise ValueError(f"the run ended after {self.trainer.step} steps")
+
+    def close(self) -> None:
+        """End the run; its trainer keeps its counts."""
+        self._taken.close()
+
+    def counted(self, link: LinkRates | None) -> dict[str, Any]:
+        """Return bytes that moved, and what the link allows with them."""
+        trainer, runner, counted = self.trainer, self.trainer.runner, dict[str, Any]()
+        assert isinstance(runner, QueuedSteps), "a part for devices that are not the host"
+        if runner.sent_samples:
+            counted["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
+            counted["is_recorded"] = runner.is_recorded
+        # For a placement that waits for the link, this shows how well the link is used.
+        traffic = trainer.meter.training_bytes()
+        seconds = link.seconds(trainer.config.placement, *traffic) if link else 0.0
+        return counted | {
+            "bytes_to_device": traffic[0],
+            "bytes_to_host": traffic[1],
+            "mover": runner.moves.name,
+            "all_steps": trainer.step,
+            "most_samples_per_second_of_link": trainer.num_samples / seconds if seconds else None,
+        }
+
+
+class RunInTurns:
+    """A run that takes some of its steps at each turn."""
+
+    def __init__(self, contestant: Contestant, turns: Turns) -> None:
+        self._turns = turns
+        # fae has the mixed batches of an epoch together and the others together, so a turn of it is whole
+        # epochs. What it decides as it goes is not read ahead.
+        is_fae = contestant.config.placement == "fae"
+        self._steps_ahead = 0 if is_fae else turns.steps_ahead
+        self._multiple = contestant.shards.num_training_batches if is_fae and turns.seconds else 1
+        self._most_steps = self._multiple * -(-turns.most_steps // self._multiple)
+        num_steps = _WARM_UP_STEPS + turns.rounds * (self._steps_ahead + self._most_steps)
+        self.run: HotsetRun | TorchRecRun
+        if contestant.cached_share is None:
+            self.run = HotsetRun(contestant, num_steps)
+        else:
+            order = _order_of(contestant, num_steps)
+            self.run = TorchRecRun(contestant.shards, contestant.config, order, contestant.cached_share)
 
     def warm_up(self) -> None:
         """Run the first steps, which plan, compile and record."""
         for _ in range(_WARM_UP_STEPS):
-            self._take()
-        self._synchronize()
+            self.run.take()
+        self.run.synchronize()
 
     def turn(self) -> Turn:
         """Run the steps of a turn, and return the work of those that count."""
@@ -249,89 +259,28 @@ class RunInTurns:
         begin = time.perf_counter()
         # Where half a turn does not suffice for what was read ahead, reading is not what the steps wait for.
         for _ in range(self._steps_ahead):
-            self._take()
+            self.run.take()
             if time.perf_counter() - begin > turns.seconds / 2:
                 break
         # The clock is read with the device at rest, at both ends.
-        self._synchronize()
+        self.run.synchronize()
         begin = time.perf_counter()
-        first_samples = self._num_samples
+        first_samples = self.run.num_samples
         for step in range(1, self._most_steps + 1):
-            self._take()
+            self.run.take()
             is_over = step >= turns.fewest_steps and step % self._multiple == 0
             if is_over and time.perf_counter() - begin > turns.seconds:
                 break
-        self._synchronize()
+        self.run.synchronize()
         seconds = time.perf_counter() - begin
-        return Turn(self._num_samples - first_samples, step, seconds)
-
-    def close(self) -> None:
-        """End the run; its trainer keeps its counts."""
-        self._taken.close()
-
-    def counted(self, link: LinkRates | None) -> dict[str, Any]:
-        """Return what the run has counted, for its row."""
-        return _counted_by(self.trainer, link)
-
-    @property
-    def _num_samples(self) -> int:
-        """Samples so far."""
-        return self.trainer.num_samples
-
-    def _synchronize(self) -> None:
-        self.trainer.runner.synchronize()
-
-    def _take(self) -> None:
-        if next(self._taken, None) is None:
-            raise ValueError(f"the run ended after {self.trainer.step} steps")
-
-
-class TorchRecInTurns(RunInTurns):
-    """A run by TorchRec, whose tables are in host memory behind a cache that its pipeline fills ahead.
-
-    Without a GPU TorchRec has no such cache: its tables are plain ones there, to see that everything runs.
-    """
-
-    def __init__(self, contestant: Contestant, turns: Turns) -> None:
-        self._turns = turns
-        self._steps_ahead = turns.steps_ahead
-        self._multiple = 1
-        self._most_steps = turns.most_steps
-        num_steps = _WARM_UP_STEPS + turns.rounds * (turns.steps_ahead + turns.most_steps)
-        order = _order_of(contestant.shards, contestant.config.seed, num_steps, is_hot_only=False)
-        assert contestant.cached_share is not None
-        self._run = TorchRecRun(contestant.shards, contestant.config, order, contestant.cached_share)
-
-    def close(self) -> None:
-        """End the run."""
-        self._run.close()
-
-    def counted(self, link: LinkRates | None) -> dict[str, Any]:
-        """Return what the run has counted, for its row."""
-        return {"all_steps": self._run.step}
-
-    @property
-    def _num_samples(self) -> int:
-        return self._run.num_samples
-
-    def _synchronize(self) -> None:
-        self._run.synchronize()
-
-    def _take(self) -> None:
-        self._run.take()
+        return Turn(self.run.num_samples - first_samples, step, seconds)
 
 
 def measure_in_turns(group: str, contestants: Sequence[Contestant], turns: Turns, records: Records) -> None:
     """Build the runs, let them take turns, and write a row for each.
 
     One that raises is a check that failed, and the others go on. Where time runs out the round is the last
-    one, and where it does not suffice to build all, those that are left are left out.
-
-    Args:
-        group: name of the contestants together, in their rows.
-        contestants: in the order in which they are built.
-        turns: of each.
-        records: get the rows.
+    one, and where it does not suffice to build all, in their order, those that are left are left out.
     """
     runs = _Runs(group, records)
     try:
@@ -340,7 +289,7 @@ def measure_in_turns(group: str, contestants: Sequence[Contestant], turns: Turns
                 records.leave_open()
                 break
         runs.take_rounds(turns.rounds)
-        runs.write_rows(contestants[0].config.device)
+        runs.write_rows(contestants)
     finally:
         runs.end()
 
@@ -351,7 +300,6 @@ class _Runs:
     def __init__(self, group: str, records: Records) -> None:
         self._group = group
         self._records = records
-        self._contestants: dict[str, Contestant] = {}
         self._runs: dict[str, RunInTurns] = {}
         self._turns: dict[str, list[Turn]] = {}
         """Turns so far, one in each round."""
@@ -362,13 +310,10 @@ class _Runs:
         # Two are built in any case: fewer have nothing to compare.
         if len(self._runs) > 1 and not self._records.has_time(self._build_seconds + _ENDING_SECONDS):
             return False
-        begin = time.monotonic()
+        begin, name = time.monotonic(), contestant.name
         gc.collect()  # the parts of a trainer refer to each other, and those of one that has raised go now
-        with self._catching(contestant):
-            name = contestant.name
-            self._contestants[name] = contestant
-            kind = RunInTurns if contestant.cached_share is None else TorchRecInTurns
-            self._runs[name] = kind(contestant, turns)
+        with self._catching(name):
+            self._runs[name] = RunInTurns(contestant, turns)
             self._runs[name].warm_up()
             self._turns[name] = []
         self._build_seconds = max(self._build_seconds, time.monotonic() - begin)
@@ -380,7 +325,7 @@ class _Runs:
             begin = time.monotonic()
             names = list(self._runs)
             for name in names if number % 2 == 0 else names[::-1]:
-                with self._catching(self._contestants[name]):
+                with self._catching(name):
                     self._turns[name].append(self._runs[name].turn())
             # What was found so far stays where a later turn hangs, and the process is killed.
             rates = {name: _rates(turns) for name, turns in self._turns.items()}
@@ -389,83 +334,65 @@ class _Runs:
             if not self._records.has_time(time.monotonic() - begin + _ENDING_SECONDS):
                 break
 
-    def write_rows(self, device: str) -> None:
-        """End the runs on a device, and write what was measured of each."""
-        for name, run in list(self._runs.items()):
-            with self._catching(self._contestants[name]):
-                run.close()
+    def write_rows(self, contestants: Sequence[Contestant]) -> None:
+        """End the runs, and write what was measured of each."""
+        for name in list(self._runs):
+            with self._catching(name):
+                self._runs[name].run.close()
         # Speeds are written whether or not the link can be measured.
         link: LinkRates | None = None
         with self._records.catching(f"rates of the link: {self._group}"):
-            link = measure_link(device)
+            link = measure_link(contestants[0].config.device)
+        facts = {contestant.name: contestant.facts for contestant in contestants}
         for name, run in self._runs.items():
-            contestant = self._contestants[name]
-            turns = self._turns[name]
-            rates = _rates(turns)
-            with self._records.catching(contestant.check):
+            turns, rates = self._turns[name], _rates(self._turns[name])
+            with self._records.catching(self._check(name)):
                 measured = {"samples_per_second": statistics.median(rates), "rounds": rates}
                 if REFERENCE in self._runs:
                     measured["of_all_fast"] = median_ratio(rates, _rates(self._turns[REFERENCE]))
                 measured["steps"] = sum(turn.steps for turn in turns)
                 measured["seconds"] = sum(turn.seconds for turn in turns)
-                counted = run.counted(link)
-                self._records.row(**contestant.facts, group=self._group, **measured, **counted)
+                self._records.row(**facts[name], group=self._group, **measured, **run.run.counted(link))
 
     def end(self) -> None:
         """Release all runs: their rows, 17 GB each at dim 128, go before others are built."""
-        for contestant in self._contestants.values():
-            self._release(contestant)
+        for name in list(self._runs):
+            self._release(name)
         gc.collect()
 
+    def _check(self, name: str) -> str:
+        return f"speed of {name}, {self._group}"
+
     @contextmanager
-    def _catching(self, contestant: Contestant) -> Iterator[None]:
+    def _catching(self, name: str) -> Iterator[None]:
         """Note a check that failed where a run raises, and go on without it."""
         is_over = False
-        with self._records.catching(contestant.check):
+        with self._records.catching(self._check(name)):
             yield
             is_over = True
         if not is_over:
-            self._release(contestant)
+            self._release(name)
 
-    def _release(self, contestant: Contestant) -> None:
-        run = self._runs.pop(contestant.name, None)
+    def _release(self, name: str) -> None:
+        run = self._runs.pop(name, None)
         if run is not None:
-            with self._records.catching(f"end of the run: {contestant.check}"):
-                run.close()
+            with self._records.catching(f"end of the run: {self._check(name)}"):
+                run.run.close()
 
 
 def _rates(turns: Sequence[Turn]) -> list[float]:
     return [turn.samples_per_second for turn in turns]
 
 
-def _order_of(shards: Shards, seed: int, num_steps: int, *, is_hot_only: bool) -> NDArray[np.int32]:
+def _order_of(contestant: Contestant, num_steps: int) -> NDArray[np.int32]:
     """Return the batches of ``num_steps`` steps in the order of an epoch, repeated if it has fewer."""
-    order = epoch_order(shards.is_hot_only, seed, 0, spread=shards.is_grouped)
-    if is_hot_only:
+    shards = contestant.shards
+    order = epoch_order(shards.is_hot_only, contestant.config.seed, 0, spread=shards.is_grouped)
+    if contestant.is_hot_only:
         order = order[shards.is_hot_only[order]]
     if order.size == 0:
         raise ValueError("no batch looks up hot rows alone")
     return np.resize(order, num_steps).astype(np.int32)
-
-
-def _counted_by(trainer: Trainer, link: LinkRates | None) -> dict[str, Any]:
-    """Return what a run has counted: bytes that moved, and what the link allows with them."""
-    counted: dict[str, Any] = {}
-    runner = trainer.runner
-    assert isinstance(runner, QueuedSteps), "a part for devices that are not the host"
-    if runner.sent_samples:
-        counted["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
-        counted["is_recorded"] = runner.is_recorded
-    # For a placement that waits for the link, this shows how well the link is used.
-    traffic = trainer.meter.training_bytes()
-    seconds = link.seconds(trainer.config.placement, *traffic) if link else 0.0
-    return counted | {
-        "bytes_to_device": traffic[0],
-        "bytes_to_host": traffic[1],
-        "mover": runner.moves.name,
-        "all_steps": trainer.step,
-        "most_samples_per_second_of_link": trainer.num_samples / seconds if seconds else None,
-    }
 
 
 def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) -> None:
@@ -474,28 +401,21 @@ def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) 
     num_rows = sum(samples.num_rows)
     configs = _contestants(settings, num_rows, embedding_dim)
     most_runs = _most_runs(settings, num_rows, embedding_dim)
-    batch_sizes = _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES
     groups: dict[str, tuple[list[str], int]] = {}
-    for names, batch_size in _in_order(list(configs), batch_sizes):
+    for names, batch_size in _in_order(list(configs), _batch_sizes(settings)):
         for fitting in _fitting(names, most_runs):
             groups[f"speeds at {batch_size}: {', '.join(fitting)}"] = fitting, batch_size
-
-    @cache
-    def shards_of(batch_size: int) -> Shards:
-        return packed_shards(settings, samples, batch_size, embedding_dim)
-
+    shards_of = cache(lambda batch_size: packed_shards(settings, samples, batch_size, embedding_dim))
     for piece in records.pieces(list(groups)):
         names, batch_size = groups[piece]
         facts = {"embedding_dim": embedding_dim, "batch_size": batch_size, "num_rows": num_rows}
         with records.catching(piece):
-            shards = shards_of(batch_size)
             contestants = [
                 Contestant(
                     name=name,
-                    check=f"speed of {name} at {batch_size}",
-                    shards=shards,
-                    config=configs[name][0],
-                    is_hot_only=configs[name][1],
+                    shards=shards_of(batch_size),
+                    config=configs[name],
+                    is_hot_only=name == _HOT_ONLY,
                     facts={"placement": name, **facts},
                 )
                 for name in names
@@ -508,31 +428,33 @@ def compare_caches(settings: PartSettings, records: Records, embedding_dim: int)
     """Train with shares of the rows on the device, under `lookahead` and by TorchRec, next to all-fast."""
     samples = drawn_samples(settings)
     num_rows = sum(samples.num_rows)
-    batch_size = (_SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES)[0]
+    batch_size = _batch_sizes(settings)[0]
     base = _config(settings, num_rows, embedding_dim)
     groups = {f"{share:.1%} of the rows at {batch_size}": share for share in CACHED_SHARES}
     for piece in records.pieces(list(groups)):
         share = groups[piece]
+        # Hot rows are those of the shards, and the other rows of the share are staging slots.
+        staging = ByteSize(int((share - HOT_SHARE) * num_rows) * row_bytes(embedding_dim, "sgd"))
+        lookahead = replace(base, placement="lookahead", staging_bytes=staging)
+        facts = {"embedding_dim": embedding_dim, "batch_size": batch_size, "num_rows": num_rows}
         with records.catching(piece):
             shards = packed_shards(settings, samples, batch_size, embedding_dim)
-            # Hot rows are those of the shards, and the other rows of the share are staging slots.
-            num_staged = int((share - HOT_SHARE) * num_rows)
-            staging = ByteSize(num_staged * row_bytes(embedding_dim, "sgd"))
-            config = replace(base, placement="lookahead", staging_bytes=staging)
-            facts = {"embedding_dim": embedding_dim, "batch_size": batch_size, "num_rows": num_rows}
             contestants = [
                 Contestant(
                     name=name,
-                    check=f"speed of {name} with {piece}",
                     shards=shards,
-                    config=config if name == "lookahead" else base,
+                    config=config,
                     facts={"placement": name, "share": share, **facts},
                     cached_share=share if name == TORCHREC else None,
                 )
-                for name in (REFERENCE, "lookahead", TORCHREC)
+                for name, config in ((REFERENCE, base), ("lookahead", lookahead), (TORCHREC, base))
             ]
             turns = Turns.of(batch_size, is_small=settings.is_small)
             measure_in_turns(piece, contestants, turns, records)
+
+
+def _batch_sizes(settings: PartSettings) -> tuple[int, ...]:
+    return _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES
 
 
 def _in_order(names: Sequence[str], batch_sizes: Sequence[int]) -> list[tuple[list[str], int]]:
@@ -565,17 +487,15 @@ def _most_runs(settings: PartSettings, num_rows: int, embedding_dim: int) -> int
     return held - (settings.torch_device.type == "cpu")
 
 
-def _contestants(
-    settings: PartSettings, num_rows: int, embedding_dim: int
-) -> dict[str, tuple[TrainConfig, bool]]:
-    """Return by name the settings, and whether only hot-only batches are trained on."""
+def _contestants(settings: PartSettings, num_rows: int, embedding_dim: int) -> dict[str, TrainConfig]:
+    """Return the settings of each contestant by name."""
     base = replace(_config(settings, num_rows, embedding_dim), fae_variant="code")
     configs: dict[str, TrainConfig] = {
         name: replace(base, placement=name) for name in get_args(PlacementName)
     }
     # Hot-only batches move no rows, so this is the speed of look-ahead without its transfers.
     configs[_HOT_ONLY] = configs["lookahead"]
-    return {name: (configs[name], name == _HOT_ONLY) for name in _CONTESTANTS}
+    return {name: configs[name] for name in _CONTESTANTS}
 
 
 def _config(
@@ -601,17 +521,14 @@ def train_an_epoch(settings: PartSettings, records: Records) -> None:
 
 def _write_inputs(settings: PartSettings, records: Records) -> Shards:
     """Draw the samples, and process them as `hotset preprocess` does after its plan."""
-    is_small = settings.is_small
-    folder = settings.scratch / "epoch" / "shards"
-    num_training = _EPOCH_SMALL_SAMPLES if is_small else _EPOCH_SAMPLES
-    num_evaluation = _FEW_EVALUATION_SAMPLES if is_small else _EVALUATION_SAMPLES
+    num_training, num_evaluation, batch_size = _SMALL_EPOCH if settings.is_small else _EPOCH
     begin = time.monotonic()
-    samples = draw_kaggle(num_training + num_evaluation, SMALL_SCALE if is_small else 1.0)
+    samples = draw_kaggle(num_training + num_evaluation, SMALL_SCALE if settings.is_small else 1.0)
     drawn = time.monotonic()
     shards = write_kaggle_shards(
         samples,
-        folder,
-        batch_size=_EPOCH_SMALL_BATCH_SIZE if is_small else _EPOCH_BATCH_SIZE,
+        settings.scratch / "epoch" / "shards",
+        batch_size=batch_size,
         embedding_dim=_DIM,
         optimizer=_EPOCH_OPTIMIZER,
         num_evaluation=num_evaluation,
@@ -648,8 +565,6 @@ def _train_epoch(name: PlacementName, shards: Shards, settings: PartSettings, re
         whole_seconds=whole_seconds,
         auc=summary.auc,
         log_loss=summary.log_loss,
-        transfers_split=summary.transfers.split,
-        transfers_shortened=summary.transfers.shortened,
         mover=summary.transfers.mover,
         weights=weights,
     )

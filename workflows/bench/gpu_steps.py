@@ -56,7 +56,7 @@ LAST = "last layer, loss, dense values"
 _LINK_BYTES, _FEW_LINK_BYTES = 1 << 28, 1 << 22
 """Bytes of a copy on a GPU, some 5 ms, so that its beginning does not count; and on a simulated device, whose
 figures mean nothing."""
-_LINK_TRIALS = 5
+_LINK_TRIALS, _CALLS = 5, 7
 SERIAL = ("hybrid", "hybrid-dedup", "fae")
 """Placements whose vectors arrive before the gradients of the same batch, and after those of the previous
 one: the two directions alternate. The others move rows ahead, in both directions simultaneously."""
@@ -74,8 +74,6 @@ _PARTS = {
 """The part that each kernel belongs to; the others are `LAST`."""
 _TRIALS = 5
 _REPETITIONS, _FEW_REPETITIONS = 20, 1
-_COPIED_BYTES, _FEW_COPIED_BYTES = 1 << 30, 1 << 22
-_PRODUCT_SIZE, _SMALL_PRODUCT_SIZE = 8192, 1024
 _NANOSECONDS = 1e9
 _SHAPES = ((16, 65_536), (128, 65_536), (16, 16_384), (16, 2_048))
 _SMALL_SHAPES = ((16, 256),)
@@ -102,14 +100,7 @@ class GpuRates:
 def part_floors(
     embedding_dim: int, batch_size: int, rates: GpuRates, *, distinct_rows: float
 ) -> dict[str, float]:
-    """Return the seconds that each part of a step takes per sample, at least.
-
-    Args:
-        embedding_dim: floats per row.
-        batch_size: samples.
-        rates: ceilings of the GPU.
-        distinct_rows: per sample of a batch.
-    """
+    """Return the seconds per sample that each part of a step takes at least; so are distinct rows counted."""
     shape = dlrm_shape("auto", NUM_DENSE, NUM_TABLES, embedding_dim)
     # A sample reads a row and its slot in each table; inputs of dense layers are in half precision.
     gathered = NUM_TABLES * (_FLOAT * embedding_dim + _INT)
@@ -168,17 +159,14 @@ def measure_link(name: str) -> LinkRates | None:
     if device is None:
         return None
     num_bytes = _LINK_BYTES if _is_gpu(device) else _FEW_LINK_BYTES
-    pinned = device.allocate_pinned([num_bytes], torch.uint8)
-    near = device.allocate([num_bytes], torch.uint8)
-    up = _least_seconds(partial(device.copy, "copies", pinned, near), device)
-    down = _least_seconds(partial(device.copy, "moves", near, pinned), device)
+    pinned, near = device.allocate_pinned([num_bytes], torch.uint8), device.allocate([num_bytes], torch.uint8)
+    # The quickest of a few copies, after one that wakes the link.
+    up, down = (
+        min(seconds_of_calls(partial(device.copy, *copy), device.synchronize, 1 + _LINK_TRIALS)[1:])
+        for copy in (("copies", pinned, near), ("moves", near, pinned))
+    )
     device.close()
     return LinkRates(num_bytes / up, num_bytes / down)
-
-
-def _least_seconds(queue: Callable[[], None], device: Device) -> float:
-    """Return the seconds of the quickest of a few copies, after one that wakes the link."""
-    return min(seconds_of_calls(queue, device.synchronize, 1 + _LINK_TRIALS)[1:])
 
 
 def seconds_of_calls(
@@ -195,12 +183,35 @@ def seconds_of_calls(
     return found
 
 
-class WritingDevice:
-    """A device that records what is launched, and runs recorded work again each time.
+def measure_ceilings(device: torch.device, *, is_small: bool) -> dict[str, float]:
+    """Return bytes per second of copies, and operations per second of products, by name."""
+    is_gpu = device.type == "cuda"
+    # Within the device a copy reads each byte and writes it, so it moves twice as many.
+    num_bytes = 2**20 if is_small else 2**30
+    source = torch.full((num_bytes,), 7, dtype=torch.uint8)
+    near = source.to(device)
+    work: dict[str, tuple[float, Callable[[], object]]] = {
+        "device copy": (2 * num_bytes, partial(torch.empty_like(near).copy_, near))
+    }
+    # Over the link, the pageable copies show what is lost where buffers are not pinned.
+    for name, host in (("pinned", source.pin_memory()), ("pageable", source)) if is_gpu else ():
+        work[f"{name} host to device"] = num_bytes, partial(near.copy_, host, non_blocking=True)
+        work[f"device to {name} host"] = num_bytes, partial(host.copy_, near, non_blocking=True)
+    # A product of square matrices has a multiplication and an addition for each triple of indices.
+    size = 256 if is_small else 8192
+    for dtype in (torch.float32, torch.bfloat16):
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        work[f"products, {dtype}"] = 2.0 * size**3, partial(torch.matmul, left, right)
+    synchronize = torch.cuda.synchronize if is_gpu else lambda: None
+    # The first two calls load code and take memory.
+    return {
+        name: amount / statistics.median(seconds_of_calls(call, synchronize, 2 + _CALLS)[2:])
+        for name, (amount, call) in work.items()
+    }
 
-    Args:
-        device: does the work, and all other calls.
-    """
+
+class WritingDevice:
+    """A device that records what is launched, and runs recorded work again each time."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -232,36 +243,13 @@ class WritingDevice:
             self.launches.setdefault(_PARTS.get(name, LAST), []).append((kernel, arguments))
 
 
-def measure_device_rates(name: str) -> GpuRates:
-    """Measure the ceilings of a device: its memory, its products, and the link to it."""
-    device = open_device_api(name)
-    link = measure_link(name)
-    assert device is not None and link is not None
-    on = device.torch_device
-    # A copy reads each byte and writes it.
-    num_bytes = _COPIED_BYTES if _is_gpu(device) else _FEW_COPIED_BYTES
-    source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=on) for _ in range(2))
-    memory_bytes = 2 * num_bytes / _seconds(device, [(_copy, (source, target))])
-    # Products in the type that lower bounds assume, where it is quick.
-    size = _PRODUCT_SIZE if _is_gpu(device) else _SMALL_PRODUCT_SIZE
-    dtype = torch.bfloat16 if _is_gpu(device) else torch.float32
-    left, right, product = (torch.zeros(size, size, dtype=dtype, device=on) for _ in range(3))
-    flops = 2 * size**3 / _seconds(device, [(_multiply, (left, right, product))])
-    device.close()
-    return GpuRates(memory_bytes=memory_bytes, flops=flops, link_bytes=link.up)
-
-
 def measure_device_step(
     shards: Shards, config: TrainConfig, order: list[int], num_warm_up: int, rates: GpuRates
 ) -> dict[str, Any]:
     """Train on batches of a device, measure the last step part by part, and return nanoseconds per sample.
 
-    Args:
-        shards: with a row width, one lookup per feature, and the features of Criteo.
-        config: of a placement whose last batch looks up rows of the fast tier alone, such as all-fast.
-        order: batches; the first ``num_warm_up`` are not timed.
-        num_warm_up: steps that compile, allocate, and record.
-        rates: ceilings of the device.
+    Shards have the features of Criteo, with one row width. The last batch looks up rows of the fast tier
+    alone, as with all-fast. The first ``num_warm_up`` steps, which compile and record, are not timed.
     """
     recorded = RecordedOrder(np.array(order, np.int32))
     trained, (wall, _) = train_timed(shards, config, order, num_warm_up)
@@ -323,18 +311,19 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     target.copy_(source, non_blocking=True)
 
 
-def _multiply(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor) -> None:
-    torch.mm(left, right, out=product)
-
-
 def measure_step_parts(settings: PartSettings, records: Records) -> None:
     """Write a row for each shape: nanoseconds per sample of a step, of its parts, and their lower bounds."""
     shapes = {
         f"parts of a step at dim {dim} and {batch_size}": (dim, batch_size)
         for dim, batch_size in (_SMALL_SHAPES if settings.is_small else _SHAPES)
     }
-    rates = measure_device_rates(settings.device)
-    records.row(what="ceilings, by the verbs of training", **asdict(rates))
+    ceilings, link = (
+        measure_ceilings(settings.torch_device, is_small=settings.is_small),
+        measure_link(settings.device),
+    )
+    assert link is not None, "a part for devices that are not the host"
+    rates = GpuRates(ceilings["device copy"], ceilings["products, torch.bfloat16"], link.up)
+    records.row(what="ceilings", **asdict(rates))
     samples = drawn_samples(settings)
     # A separate folder: the parts that measure speeds pack the same samples.
     own = replace(settings, scratch=settings.scratch / "parts")
@@ -359,14 +348,9 @@ def measure_step_parts(settings: PartSettings, records: Records) -> None:
 class TorchRecRun:
     """Training steps by TorchRec, one process, on the batches of shards in a given order.
 
-    Its tables are in host memory behind FBGEMM's cache, which the pipeline fills one batch ahead. The dense
-    layers are those of hotset as a graph of torch, in bf16 on a GPU; SGD steps everything.
-
-    Args:
-        shards: without lists, and with one embedding dimension.
-        config: settings of the model.
-        numbers: training batch of each step.
-        cached_share: rows in the cache, as a share of all.
+    Its tables are in host memory behind FBGEMM's cache, which has a share of all rows and which the pipeline
+    fills one batch ahead. The dense layers are those of hotset as a graph of torch, in bf16 on a GPU; SGD
+    steps everything. Shards are without lists, and with one embedding dimension.
 
     Source:
         TorchRec 1.9, `PrefetchTrainPipelineSparseDist`, kernel ``fused_uvm_caching``.
@@ -395,6 +379,10 @@ class TorchRecRun:
         """Return once all steps are done."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def counted(self, link: LinkRates | None) -> dict[str, Any]:
+        """Return the steps of the run: nothing else is counted."""
+        return {"all_steps": self.step}
 
     def close(self) -> None:
         """End the thread and the process group."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import socket
@@ -20,15 +21,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...pipeline.errors import HotsetError, first_line
+from ...pipeline.errors import ConfigError, HotsetError, first_line
 from ...pipeline.folders.whole_file import check_target, whole_file
-from ...pipeline.runtime.limits import control_groups, numbers_in
+from ...pipeline.runtime.limits import control_groups
 from ...pipeline.runtime.memory import anonymous_bytes, available_bytes
 from ...pipeline.runtime.tasks import num_workers
 from ...train.config import TIMEOUT_VARIABLE
@@ -108,8 +109,7 @@ def take_turns(candidates: Mapping[str, Callable[[], Result]], rounds: int) -> d
     """
     results: dict[str, list[Result]] = {name: [] for name in candidates}
     for number in range(rounds):
-        names = list(candidates)
-        for name in reversed(names) if number % 2 else names:
+        for name in list(candidates)[:: -1 if number % 2 else 1]:
             results[name].append(candidates[name]())
             tell(f"round {number + 1} of {rounds}: {name}")
     return results
@@ -143,6 +143,45 @@ def seconds_since(begin: Seconds) -> Seconds:
     return wall - begin[0], max(cpu - begin[1], 1e-9)
 
 
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Two-sided quantiles of 95% for 2 to 10 values."""
+
+
+def over_seeds(values: Mapping[str, Sequence[float]]) -> Facts:
+    """Return what each contestant has with every seed, means and deviations, and differences from the first.
+
+    A difference is of one seed; the interval of their mean is Student's, of 95%.
+    """
+    first = next(iter(values.values()))
+    return {
+        "values": values,
+        "mean": {name: statistics.fmean(own) for name, own in values.items()},
+        "deviation": {name: statistics.stdev(own) if len(own) > 1 else 0.0 for name, own in values.items()},
+        "difference": {
+            name: interval([one - other for one, other in zip(own, first, strict=True)])
+            for name, own in list(values.items())[1:]
+        },
+    }
+
+
+def scores_over_seeds(scores: Mapping[str, Sequence[Mapping[str, float]]]) -> Facts:
+    """Return AUC and log loss of each contestant by seed, and what `over_seeds` has of them."""
+    found: Facts = {}
+    for score in ("auc", "log_loss"):
+        seen = over_seeds({name: [one[score] for one in own] for name, own in scores.items()})
+        found |= {score: seen["values"], f"mean_{score}": seen["mean"]}
+        found |= {f"deviation_{score}": seen["deviation"], f"{score}_difference": seen["difference"]}
+    return found
+
+
+def interval(values: Sequence[float]) -> Facts:
+    """Return the mean of at most 10 values, and the bounds of its interval: the mean itself of one value."""
+    mean, half = statistics.fmean(values), 0.0
+    if len(values) > 1:
+        half = _STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+    return {"mean": mean, "from": mean - half, "to": mean + half}
+
+
 def new_log(folder: Path, samples: int, *, name: str = "log.tsv", **settings: Any) -> Path:
     """Generate a log in ``folder`` and return its path; ``settings`` are those of `hotset generate`."""
     # Here, so that a process that only measures another command imports no stage.
@@ -168,8 +207,6 @@ class Measurement:
     """One candidate in one round."""
 
     seconds: Seconds
-    peak_rss_bytes: int
-    """Peak resident memory of the whole process, mapped files included."""
     peak_anonymous_bytes: int
     """Peak of the part that is no mapped file, read every 20 ms."""
     user_seconds: float
@@ -197,9 +234,8 @@ def measure_in_fresh_process(
 
 
 def _limit_threads() -> None:
-    """Limit the threads of libraries, which read this once, when they are imported."""
-    for name in ("POLARS_MAX_THREADS", "OMP_NUM_THREADS"):
-        os.environ[name] = str(num_workers(0))
+    # Libraries read this once, when they are imported.
+    os.environ |= dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS"), str(num_workers(0)))
 
 
 def _measure(
@@ -213,12 +249,23 @@ def _measure(
     # The first run compiles and reads libraries from disk; it is not counted.
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         function(Path(folder), warm_up, *more)
-    touch_memory(room_bytes)
+    _touch_memory(room_bytes)
     with tempfile.TemporaryDirectory(dir=scratch) as folder, AnonymousMemory() as anonymous:
         begin, user_start = clock(), os.times().user
         facts = function(Path(folder), job, *more)
         seconds, user = seconds_since(begin), os.times().user - user_start
-    return Measurement(seconds, _peak_rss_bytes(), anonymous.peak_bytes, user, facts)
+    return Measurement(seconds, anonymous.peak_bytes, user, facts)
+
+
+def _touch_memory(num_bytes: int) -> None:
+    """Let another process fill and free ``num_bytes``, at most half of the available memory.
+
+    In a virtual machine memory that the host reclaimed costs up to 2 ms per MiB to touch, forty times as
+    much as usual, and the first candidate to use it would pay.
+    """
+    num_bytes = min(num_bytes, (available_bytes() or 0) // 2)
+    if num_bytes:
+        subprocess.run([sys.executable, "-IS", "-c", f"b'1' * {num_bytes}"], check=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,53 +292,34 @@ class MemoryLimit:
 @contextmanager
 def memory_limit(num_bytes: int) -> Iterator[MemoryLimit | None]:
     """Make a group for the time of the block; None where this process may not, or the system has none."""
-    limit = _make(num_bytes)
+    limit = _limited_group(num_bytes)
     try:
         yield limit
     finally:
-        if limit is not None:
-            _remove(limit.folder)
+        # The system allows it a moment after its last process has ended.
+        deadline = time.monotonic() + _REMOVING_SECONDS
+        while limit is not None and limit.folder.exists():
+            try:
+                limit.folder.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
 
-def _make(num_bytes: int) -> MemoryLimit | None:
+def _limited_group(num_bytes: int) -> MemoryLimit | None:
     # The first group that can be made and limited; a container may allow neither.
     for group in control_groups("memory"):
         folder = group.folder / f"hotset-{os.getpid()}-{time.monotonic_ns()}"
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        # A group that takes no limit is of no use, and another place is tried.
         file = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
-        try:
-            (folder / file).write_text(str(num_bytes))
-            return MemoryLimit(folder, group.version)
-        except OSError:
-            _remove(folder)
+        with suppress(OSError):
+            folder.mkdir()
+            try:
+                (folder / file).write_text(str(num_bytes))
+                return MemoryLimit(folder, group.version)
+            except OSError:
+                folder.rmdir()  # a group that takes no limit is of no use, and another place is tried
     return None
-
-
-def _remove(folder: Path) -> None:
-    """Remove a group, which the system allows a moment after its last process has ended."""
-    deadline = time.monotonic() + _REMOVING_SECONDS
-    while folder.exists():
-        try:
-            folder.rmdir()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
-def touch_memory(num_bytes: int) -> None:
-    """Let another process fill and free ``num_bytes``, at most half of the available memory.
-
-    In a virtual machine memory that the host reclaimed costs up to 2 ms per MiB to touch, forty times as
-    much as usual, and the first candidate to use it would pay.
-    """
-    num_bytes = min(num_bytes, (available_bytes() or 0) // 2)
-    if num_bytes:
-        subprocess.run([sys.executable, "-IS", "-c", f"b'1' * {num_bytes}"], check=True)
 
 
 class AnonymousMemory:
@@ -317,21 +345,12 @@ class AnonymousMemory:
             self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
 
 
-def _peak_rss_bytes() -> int:
-    """Return the peak resident memory of this process.
-
-    ``ru_maxrss`` would not do: it starts at the memory of the process that started this one.
-    """
-    return numbers_in(Path("/proc/self/status"))["VmHWM"] * 1024
-
-
 def summarize(function: Callable[..., Facts], rounds: Sequence[Measurement]) -> Facts:
-    """Return what was measured, medians over rounds, peaks of memory, and the seconds of every round."""
+    """Return what was measured, medians over rounds, peak memory, and the seconds of every round."""
     medians = median_seconds([each.seconds for each in rounds])
     return medians | {
         "about": function.__doc__,
         "samples_per_second": rounds[0].facts["num_samples"] / medians["wall_seconds"],
-        "peak_rss_bytes": max(each.peak_rss_bytes for each in rounds),
         "peak_anonymous_bytes": max(each.peak_anonymous_bytes for each in rounds),
         "rounds": [dict(zip(("wall", "cpu"), each.seconds, strict=True)) for each in rounds],
     }
@@ -342,20 +361,17 @@ def start_hotset(
 ) -> list[subprocess.Popen[bytes]]:
     """Start ``hotset``, on several ranks as a launcher does: a process each; messages go to a file.
 
-    Args:
-        timeout: seconds after which a rank that another one does not answer stops.
+    After ``timeout`` seconds a rank that another one does not answer stops.
     """
-    launched: dict[str, str] = {}
+    launched = dict(os.environ)
     if num_ranks > 1:
-        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(num_ranks)}
+        launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(num_ranks)}
         launched[TIMEOUT_VARIABLE] = str(timeout)
+    words = [sys.executable, "-m", "hotset", *arguments]
     with (scratch / _MESSAGES).open("wb") as file:
         return [
             subprocess.Popen(
-                [sys.executable, "-m", "hotset", *arguments],
-                env=os.environ | launched | ({"RANK": str(rank)} if launched else {}),
-                stdout=file,
-                stderr=file,
+                words, env=launched | {"RANK": str(rank)} if num_ranks > 1 else None, stdout=file, stderr=file
             )
             for rank in range(num_ranks)
         ]
@@ -382,6 +398,14 @@ def train_in_process(data: Path, words: Sequence[str], num_ranks: int = 1) -> tu
     out = new_run(data.parent)
     run_hotset(["train", str(data), "--out", str(out), "-q", *words], data.parent, num_ranks)
     return out, json.loads((out / "summary.json").read_text())
+
+
+def program_of(checkout: Path) -> str:
+    """Return the command of another checkout, which has its environment in ``.venv``."""
+    program = checkout.resolve() / ".venv/bin/hotset"
+    if not program.exists():
+        raise ConfigError(f"{checkout.name} has no .venv/bin/hotset", hint="make env in that checkout")
+    return str(program)
 
 
 def new_run(folder: Path) -> Path:

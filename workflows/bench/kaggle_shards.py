@@ -30,7 +30,7 @@ _PART_SAMPLES = 1 << 16
 """Samples that a core draws at a time, as int64."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class KaggleSamples:
     """Drawn samples, before they are batched."""
 
@@ -80,13 +80,8 @@ def draw_kaggle(num_samples: int, scale: float = 1.0) -> KaggleSamples:
 
     with ThreadPoolExecutor(num_workers(0)) as pool:
         list(pool.map(draw, range(0, num_samples, _PART_SAMPLES)))
-    return KaggleSamples(
-        ids_NF=ids_NF,
-        dense_NK=dense_NK,
-        label_N=label_N,
-        names=tuple(column.name for column in tables),
-        num_rows=tuple(num_rows),
-    )
+    names = tuple(column.name for column in tables)
+    return KaggleSamples(ids_NF, dense_NK, label_N, names, tuple(num_rows))
 
 
 def write_kaggle_shards(
@@ -103,12 +98,8 @@ def write_kaggle_shards(
     num_hot = samples.num_hot(hot_share)
     num_training = samples.label_N.size - num_evaluation
     # As the first rows of each table are hot, all ids of a hot sample are below their number.
-    is_hot_N = np.concatenate(
-        [
-            (samples.ids_NF[first : first + _PART_SAMPLES] < np.array(num_hot, np.int32)).all(axis=1)
-            for first in range(0, num_training, _PART_SAMPLES)
-        ]
-    )[:num_training]
+    parts = np.split(samples.ids_NF[:num_training], range(_PART_SAMPLES, num_training, _PART_SAMPLES))
+    is_hot_N = np.concatenate([(part < np.array(num_hot, np.int32)).all(axis=1) for part in parts])
     numbers: dict[ShardKind, NDArray[np.int64]] = {
         "hot_only": np.flatnonzero(is_hot_N),
         "mixed": np.flatnonzero(~is_hot_N),

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 
@@ -38,17 +38,8 @@ from ...train.data.shards import Shards
 from ...train.run_config import METRICS
 from ...train.run_folder.files import CHECKPOINTS
 from ..drawn_shards import DrawnShards
-from .harness import (
-    Facts,
-    last_message,
-    new_log,
-    new_parser,
-    run_hotset,
-    run_script,
-    scratch_folder,
-    start_hotset,
-    tell,
-)
+from . import harness
+from .harness import Facts, tell
 
 _FILES = ("weights.safetensors", "states.safetensors", "metrics.jsonl", "batch_order.npy")
 """Files of a finished run that must have the bytes of an unbroken one."""
@@ -80,8 +71,7 @@ class Kind:
     """Runs of one order and optimizer end with the same weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unbroken:
+class Unbroken(NamedTuple):
     """A run that nothing disturbed."""
 
     checksums: dict[str, object]
@@ -93,7 +83,7 @@ class Unbroken:
     """Steps that it trained; 0 where it trained none."""
 
 
-PARSER = new_parser(__spec__, __doc__)
+PARSER = harness.new_parser(__spec__, __doc__)
 PARSER.add_argument("--of", choices=("preprocess", "train", "ranks", "restarts"), default="preprocess")
 PARSER.add_argument("--kills", type=int, default=100, help="kills that hit a run before its end")
 PARSER.add_argument("--samples", type=int, help="samples of the log: 100,000 or, to train, 10,000")
@@ -109,7 +99,7 @@ def measure(options: argparse.Namespace) -> Facts:
     tally["restarts"] = []
     unbroken: dict[Kind, Unbroken] = {}
     weights: dict[tuple[str, str], object] = {}
-    with scratch_folder(options) as scratch:
+    with harness.scratch_folder(options) as scratch:
         kinds = itertools.cycle(_prepare(options, scratch))
         while tally["kills"] < options.kills and tally["late"] <= 2 * options.kills:
             kind = next(kinds)
@@ -132,28 +122,23 @@ def _prepare(options: argparse.Namespace, scratch: Path) -> list[Kind]:
     data = scratch / "data"
     is_preprocess = options.of == "preprocess"
     samples = options.samples or (100_000 if is_preprocess else 10_000)
-    log = new_log(scratch, samples, seed=options.seed, scale=1 if is_preprocess else 20)
+    log = harness.new_log(scratch, samples, seed=options.seed, scale=1 if is_preprocess else 20)
     if is_preprocess:
         return [Kind("preprocess", ("preprocess", str(log), "--hot-bytes", "1MiB"), "columns")]
     words = ["preprocess", str(log), "--out", str(data), "--hot-bytes", "256KiB", "--batch-size", "512", "-q"]
-    run_hotset(words, scratch)
+    harness.run_hotset(words, scratch)
     # The run from whose weights others start; it compiles what all will use.
-    run_hotset([*_training(data, "cache", "adam"), "--out", str(scratch / "warm")], scratch)
+    harness.run_hotset([*_training(data, "cache", "adam"), "--out", str(scratch / "warm")], scratch)
     return _training_kinds(data, scratch / "warm", options.of)
 
 
 def _training_kinds(data: Path, warm: Path, of: str) -> list[Kind]:
-    placements = get_args(PlacementName)
-    ways: list[tuple[str, tuple[str, ...], int]] = [(each, (), 1) for each in placements]
-    ways += [
-        ("lookahead", ("--slow-bytes", _SLOW_BYTES), 1),
-        ("hybrid", ("--slow-bytes", "1"), 1),
-        ("lookahead", ("--slow-bytes", _SLOW_BYTES, "--init-from", str(warm)), 1),
-        ("cache", ("--init-from", str(warm)), 1),
-        ("lookahead", (), 2),
-    ]
+    spilled, started = ("--slow-bytes", _SLOW_BYTES), ("--init-from", str(warm))
+    ways: list[tuple[str, tuple[str, ...], int]] = [(each, (), 1) for each in get_args(PlacementName)]
+    ways += [("lookahead", spilled, 1), ("hybrid", ("--slow-bytes", "1"), 1), ("cache", started, 1)]
+    ways += [("lookahead", (*spilled, *started), 1), ("lookahead", (), 2)]
     if of == "ranks":
-        ways = [(each, (), 2) for each in placements]
+        ways = [(each, (), 2) for each in get_args(PlacementName)]
     elif of == "restarts":
         # Long enough that a kill does not only meet the end.
         ways = [(each, ("--epochs", "8"), 2) for each in _RESTARTED]
@@ -162,17 +147,10 @@ def _training_kinds(data: Path, warm: Path, of: str) -> list[Kind]:
         for placement, more, num_ranks in ways:
             shares = ("--micro-batches", "4") if num_ranks > 1 else ()
             plain = [word for word in more if not word.startswith("/")]
+            name = [placement, *plain, optimizer, *([f"{num_ranks} ranks"] if num_ranks > 1 else [])]
             order = f"{placement == 'fae'} {num_ranks} {'--init-from' in more}"
-            kinds.append(
-                Kind(
-                    " ".join([placement, *plain, optimizer, f"{num_ranks} ranks" * (num_ranks > 1)]).strip(),
-                    (*_training(data, placement, optimizer), *more, *shares),
-                    CHECKPOINTS,
-                    optimizer,
-                    num_ranks,
-                    order,
-                )
-            )
+            words = (*_training(data, placement, optimizer), *more, *shares)
+            kinds.append(Kind(" ".join(name), words, CHECKPOINTS, optimizer, num_ranks, order))
     return kinds
 
 
@@ -210,10 +188,12 @@ def _run_unbroken(kind: Kind, scratch: Path) -> Unbroken:
     for _ in range(2):
         shutil.rmtree(out, ignore_errors=True)
         begin = time.perf_counter()
-        processes = start_hotset([*kind.arguments, "--out", str(out)], scratch, kind.num_ranks, _PATIENCE)
+        processes = harness.start_hotset(
+            [*kind.arguments, "--out", str(out)], scratch, kind.num_ranks, _PATIENCE
+        )
         ready = _wait_for((out / kind.marker).exists, processes)
         if any(_end(processes, _LONGEST_SECONDS)):
-            raise ConfigError(f"{kind.name} failed: {last_message(scratch)}")
+            raise ConfigError(f"{kind.name} failed: {harness.last_message(scratch)}")
         ended = time.perf_counter()
     found = Unbroken(_checksums(kind, out), ready - begin, ended - ready, _step_of(out))
     shutil.rmtree(out)
@@ -241,7 +221,7 @@ def _kill_and_resume(
     for _ in range(rng.randint(1, _MOST_KILLS_PER_FOLDER)):
         # Another number of workers each time: a resumed run must not depend on the run before.
         workers = [] if kind.optimizer else ["--workers", str(rng.randint(1, _MOST_WORKERS))]
-        processes = start_hotset([*arguments, *workers], scratch, kind.num_ranks, timeout=20)
+        processes = harness.start_hotset([*arguments, *workers], scratch, kind.num_ranks, timeout=20)
         _wait_for((out / kind.marker).exists, processes)
         victim = rng.randrange(kind.num_ranks)
         # A resumed run has its marker from the beginning, and still has to start.
@@ -255,7 +235,9 @@ def _kill_and_resume(
         if any(status < 0 for rank, status in enumerate(statuses) if rank != victim):
             tally["faults"].append(f"{kind.name}: a rank did not stop when another was killed")
         if statuses[victim] > 0:
-            tally["faults"].append(f"{kind.name}: exit status {statuses[victim]}: {last_message(scratch)}")
+            tally["faults"].append(
+                f"{kind.name}: exit status {statuses[victim]}: {harness.last_message(scratch)}"
+            )
         if _is_finished(kind, out) or statuses[victim] >= 0:
             tally["late"] += 1
             break
@@ -267,13 +249,19 @@ def _kill_and_resume(
     num_ranks = rng.choice((1, 4)) if kind.num_ranks > 1 else 1
     status = 0
     if not (kind.optimizer and _is_finished(kind, out)):
-        status = max(_end(start_hotset(arguments, scratch, num_ranks, _PATIENCE)), key=abs)
+        status = max(_end(harness.start_hotset(arguments, scratch, num_ranks, _PATIENCE)), key=abs)
+    _compare(kind, unbroken, out, status, harness.last_message(scratch), tally)
+
+
+def _compare(kind: Kind, unbroken: Unbroken, out: Path, status: int, message: str, tally: Facts) -> bool:
+    """Count a folder that has ended, remove it, and return whether it has the bytes of an unbroken run."""
     is_identical = status == 0 and _checksums(kind, out) == unbroken.checksums
     tally["folders"] += 1
     tally["identical"] += is_identical
     if not is_identical:
-        tally["faults"].append(f"{kind.name} differs (exit status {status}: {last_message(scratch)})")
+        tally["faults"].append(f"{kind.name} differs (exit status {status}: {message})")
     shutil.rmtree(out, ignore_errors=True)
+    return is_identical
 
 
 def _kill_and_wait(kind: Kind, unbroken: Unbroken, scratch: Path, rng: random.Random, tally: Facts) -> None:
@@ -296,18 +284,13 @@ def _kill_and_wait(kind: Kind, unbroken: Unbroken, scratch: Path, rng: random.Ra
     begin = time.perf_counter()
     (status,) = _end([launcher], _PATIENCE)
     seconds = time.perf_counter() - begin
-    is_identical = status == 0 and _checksums(kind, out) == unbroken.checksums
+    said = messages.read_text(errors="replace").splitlines()
+    is_identical = _compare(kind, unbroken, out, status, said[-1] if said else "", tally)
     tally["late" if is_late else "kills"] += 1
-    tally["folders"] += 1
-    tally["identical"] += is_identical
     if not is_late:
-        said = [line for line in messages.read_text(errors="replace").splitlines() if "error: " in line]
         facts = {"kind": kind.name, "rank": rank, "step": step, "seconds_to_end": round(seconds, 1)}
-        tally["restarts"].append(facts | {"status": status, "identical": is_identical, "said": said[:1]})
-    if not is_identical:
-        last = messages.read_text(errors="replace").splitlines()[-1:]
-        tally["faults"].append(f"{kind.name} differs (exit status {status}: {last})")
-    shutil.rmtree(out, ignore_errors=True)
+        errors = [line for line in said if "error: " in line][:1]
+        tally["restarts"].append(facts | {"status": status, "identical": is_identical, "said": errors})
 
 
 def _step_of(out: Path) -> int:
@@ -330,12 +313,7 @@ def _ranks_of(launcher: subprocess.Popen[bytes]) -> dict[int, int]:
 
 
 def measure_stall(num_rows: int, scratch: Path) -> Facts:
-    """Return how long training pauses for checkpoints of a model of width 16 with Adagrad.
-
-    Args:
-        num_rows: of all tables together.
-        scratch: folder for shards and checkpoints.
-    """
+    """Return how long training pauses for checkpoints of so many rows of width 16 with Adagrad."""
     rows_of_table = max(num_rows // _STALL_TABLES, 2)
     drawn = DrawnShards(rows_of_table=rows_of_table, hot_rows_of_table=1, skew=0.0, num_batches=1)
     drawn.write(scratch / "drawn" / "shards")
@@ -374,4 +352,4 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    sys.exit(harness.run_script(PARSER, measure))

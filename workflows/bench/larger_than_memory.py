@@ -1,24 +1,21 @@
 """Training on tables four times a limit of memory that the system enforces, next to memory-mapped ones.
 
 The contestants train the same batches to the same bits and differ in where cold rows are: in memory without
-any limit; in files by their next use (`lookahead`); in a memory-mapped table with random advice (`hybrid`);
-and in that table with the pages of each batch read ahead, sorted, by sixteen threads. The run in memory waits
-for no disk, so its ratio to a mapped table is the most that any placement could gain.
+any limit; in files by their next use (`lookahead`); and in a memory-mapped table with random advice
+(`hybrid`). The run in memory waits for no disk, so its ratio to a mapped table is the most that any placement
+could gain.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -27,46 +24,25 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB, ByteSize, ConfigError, parse_byte_size
 from ...pipeline.runtime.limits import numbers_in
 from ...pipeline.runtime.tasks import num_workers
-from ...stats.kernel import kernel
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.build import build_trainer
 from ...train.build_embeddings import set_threads
 from ...train.config import TrainConfig
-from ...train.data.batch import Batch
 from ...train.data.shards import Shards
 from ...train.loop import Trainer, run_steps
-from ...train.placements.step_source import StepSource
-from ...train.spill.whole_run import SpilledTier
 from ..drawn_shards import DrawnShards
-from .harness import (
-    Facts,
-    Measurement,
-    MemoryLimit,
-    clock,
-    measure_in_fresh_process,
-    median_ratio,
-    memory_limit,
-    new_parser,
-    run_script,
-    scratch_folder,
-    seconds_since,
-    take_turns,
-    tell,
-)
+from . import harness
+from .harness import Facts, Measurement, MemoryLimit, clock, seconds_since, tell
 
 IN_MEMORY = "in memory, no limit"
 LOOKAHEAD = "lookahead"
 MAPPED = "mapped, random advice"
-READ_AHEAD = "mapped, sorted reads ahead"
-_READERS = 16
-"""Threads that touch pages; the device is fastest with that many requests at a time."""
-_PAGE_BYTES = 4096
 _NUM_TABLES = 26
 _WARM_UP_ROWS = 4000
 _DIM, _BATCH_SIZE, _BATCHES, _EPOCHS = 16, 2048, 100, 2
 """Batches of an epoch are those at 10 % cold lookups; other shares make as many of these lookups."""
 
-PARSER = new_parser(__spec__, __doc__)
+PARSER = harness.new_parser(__spec__, __doc__)
 PARSER.add_argument("--memory", type=parse_byte_size, default=ByteSize(640 * MIB), help="limit of a run")
 PARSER.add_argument("--times", type=float, default=4.0, help="size of the tables over that memory")
 PARSER.add_argument("--cold-shares", type=float, nargs="+", default=[0.1, 0.02])
@@ -84,19 +60,17 @@ def measure(options: argparse.Namespace) -> Facts:
     hot_rows_of_table = options.memory // 10 // bytes_of_rows
     shares = []
     is_limited = True
-    with scratch_folder(options) as scratch:
-        warm_up = scratch / "warm-up"
-        _drawn(_WARM_UP_ROWS, 100, 0.5, 3).write(warm_up)
+    with harness.scratch_folder(options) as scratch:
+        warm_up = _draw(scratch / "warm-up", _WARM_UP_ROWS, 100, 0.5, 3)
         for share in options.cold_shares:
             num_batches = max(round(options.batches * 0.1 / share), 1)
-            drawn = scratch / f"cold-{share}"
-            _drawn(rows_of_table, hot_rows_of_table, share, num_batches).write(drawn)
+            drawn = _draw(scratch / f"cold-{share}", rows_of_table, hot_rows_of_table, share, num_batches)
             tell(f"{share:.0%} cold lookups, {num_batches} batches")
             turns = {
                 name: partial(_measure, name, config, options.memory, drawn, warm_up, scratch)
                 for name, config in _configs(options.memory).items()
             }
-            found = take_turns(turns, options.rounds)
+            found = harness.take_turns(turns, options.rounds)
             # The contestant in memory runs without a limit, and shows nothing of whether limits work here.
             is_limited &= all(one[1] for name, own in found.items() if name != IN_MEMORY for one in own)
             rounds = {name: [one[0] for one in own] for name, own in found.items()}
@@ -118,13 +92,14 @@ def _configs(memory: int) -> dict[str, TrainConfig]:
     # A limit of one byte puts all rows in the file.
     mapped = replace(lookahead, placement="hybrid", slow_bytes=ByteSize(1))
     in_memory = replace(lookahead, slow_bytes=None)
-    return {IN_MEMORY: in_memory, LOOKAHEAD: lookahead, MAPPED: mapped, READ_AHEAD: mapped}
+    return {IN_MEMORY: in_memory, LOOKAHEAD: lookahead, MAPPED: mapped}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColdShards(DrawnShards):
     """A drawn log whose cold lookups are spread evenly over the cold rows."""
 
+    num_tables: int = _NUM_TABLES
     skew: float = 0.0
     cold_share: float
     """Share of the lookups that are of cold rows."""
@@ -136,16 +111,10 @@ class ColdShards(DrawnShards):
         return np.where(rng.random(shape) < self.cold_share, cold, hot).astype(np.int32)
 
 
-def _drawn(rows: int, hot_rows: int, cold_share: float, num_batches: int) -> ColdShards:
-    return ColdShards(
-        num_tables=_NUM_TABLES,
-        rows_of_table=rows,
-        hot_rows_of_table=hot_rows,
-        cold_share=cold_share,
-        batch_size=_BATCH_SIZE,
-        num_batches=num_batches,
-        embedding_dim=_DIM,
-    )
+def _draw(folder: Path, rows: int, hot_rows: int, cold_share: float, num_batches: int) -> Path:
+    sizes: Any = {"rows_of_table": rows, "hot_rows_of_table": hot_rows, "num_batches": num_batches}
+    ColdShards(**sizes, cold_share=cold_share, batch_size=_BATCH_SIZE, embedding_dim=_DIM).write(folder)
+    return folder
 
 
 def _measure(
@@ -154,11 +123,9 @@ def _measure(
     """Run one contestant in a new process; also return whether its memory was limited."""
     # The warm-up fits in no fewer slots than a batch of it needs.
     small = replace(config, slow_bytes=config.staging_bytes) if contestant == LOOKAHEAD else config
-    with memory_limit(memory) as limit:
+    with harness.memory_limit(memory) as limit:
         job = (shards, config, None if contestant == IN_MEMORY else limit)
-        found = measure_in_fresh_process(
-            scratch, train_limited, (warm_up, small, None), job, contestant == READ_AHEAD
-        )
+        found = harness.measure_in_fresh_process(scratch, train_limited, (warm_up, small, None), job)
         return found, limit is not None
 
 
@@ -168,7 +135,10 @@ def _share(rounds: dict[str, list[Measurement]]) -> Facts:
 
     def ratios_of(contestant: str) -> dict[str, float]:
         others = [name for name in rounds if name != contestant]
-        return {f"{contestant} / {name}": median_ratio(speeds(contestant), speeds(name)) for name in others}
+        return {
+            f"{contestant} / {name}": harness.median_ratio(speeds(contestant), speeds(name))
+            for name in others
+        }
 
     # Equal weights show that memory limits change no bit.
     digests = {one.facts["digest"] for measured in rounds.values() for one in measured}
@@ -184,42 +154,33 @@ def _share(rounds: dict[str, list[Measurement]]) -> Facts:
 
 
 def _costs(measured: list[Measurement]) -> Facts:
-    """Return medians over rounds, the greatest peaks, and every round as it was."""
-    names = ("setup_seconds", "training_cpu_seconds", "bytes_read", "bytes_written", "requests")
-    peaks = [one.facts["peak_bytes"] for one in measured if one.facts["peak_bytes"] is not None]
+    """Return medians over rounds, the greatest peak, and every round as it was."""
+    names = ("setup_seconds", "training_cpu_seconds", "bytes_read", "bytes_written")
     return {
         **{name: statistics.median(one.facts[name] for one in measured) for name in names},
         "peak_anonymous_bytes": max(one.peak_anonymous_bytes for one in measured),
-        "peak_limited_bytes": max(peaks, default=None),
         "rounds": [one.facts for one in measured],
     }
 
 
-def train_limited(
-    folder: Path, job: tuple[Path, TrainConfig, MemoryLimit | None], is_read_ahead: bool
-) -> Facts:
+def train_limited(folder: Path, job: tuple[Path, TrainConfig, MemoryLimit | None]) -> Facts:
     """Train with the files of rows in ``folder``; return its times, disk traffic and peak memory.
 
     Args:
         job: the shards, the settings, and the group of processes to join; None for no limit.
-        is_read_ahead: whether pages of a mapped table are read ahead of the batches.
     """
     path, config, limit = job
     # The limit holds from here on, after everything that every contestant loads.
     if limit is not None:
         limit.join()
     set_threads(config.threads)
-    shards = Shards.open(path)
     start = time.perf_counter()
-    trainer = build_trainer(shards, config, spill_folder=folder)
+    trainer = build_trainer(Shards.open(path), config, spill_folder=folder)
     # Setting up is measured apart from training, as are the bytes it reads.
-    with _pages_read_ahead(trainer) if is_read_ahead else nullcontext():
-        setup_seconds = time.perf_counter() - start
-        before = _disk_traffic(trainer)
-        begin = clock()
-        run_steps(trainer, lambda *_: None)
-        _, cpu_seconds = seconds_since(begin)
-        after = _disk_traffic(trainer)
+    setup_seconds = time.perf_counter() - start
+    before, begin = _disk_traffic(), clock()
+    run_steps(trainer, lambda *_: None)
+    (_, cpu_seconds), after = seconds_since(begin), _disk_traffic()
     return {
         "num_samples": trainer.num_samples,
         "training_seconds": trainer.meter.training_seconds,
@@ -241,50 +202,11 @@ def digest_of(trainer: Trainer) -> str:
     return digest.hexdigest()
 
 
-def _disk_traffic(trainer: Trainer) -> dict[str, int]:
-    """Return the bytes written to and read from the device so far, and the requests."""
+def _disk_traffic() -> dict[str, int]:
+    """Return the bytes read from the device and written to it so far."""
     counted = numbers_in(Path("/proc/self/io"))
-    bytes_written = counted["write_bytes"]
-    tiers = [width.slow for width in trainer.embeddings.groups]
-    spilled = [each for each in tiers if isinstance(each, SpilledTier) and each.file_bytes[1]]
-    requests = sum(sum(each.file_bytes) // each.store.sizes.block_bytes for each in spilled)
-    if not spilled:
-        # Each mapped page is read by one fault, and written back separately.
-        requests = resource.getrusage(resource.RUSAGE_SELF).ru_majflt + bytes_written // _PAGE_BYTES
-    return {"bytes_read": counted["read_bytes"], "bytes_written": bytes_written, "requests": requests}
-
-
-@contextmanager
-def _pages_read_ahead(trainer: Trainer) -> Iterator[None]:
-    """Let each batch that is read for a later step touch its pages first, in the order of the file."""
-    # Rows of a page are read together, so a batch requests pages and not rows.
-    (width,) = trainer.embeddings.groups
-    weights_SD = width.slow.weights_SD.numpy()
-    rows_of_page = max(_PAGE_BYTES // (4 * weights_SD.shape[1]), 1)
-
-    with ThreadPoolExecutor(_READERS, "read-ahead") as pool:
-        read = trainer.shards.training_batch
-
-        def read_ahead(number: int) -> Batch:
-            batch = read(number)
-            rows_N, _ = width.placement.slow.locate(width.reader.read(batch))
-            pages_U = np.unique(rows_N // rows_of_page)
-            parts = np.array_split(pages_U * rows_of_page, _READERS)
-            list(pool.map(lambda part: touch_rows(weights_SD, part), parts))
-            return batch
-
-        trainer.step_source = StepSource(trainer.embeddings, read_ahead, lambda _: False)
-        yield
-
-
-@kernel
-def touch_rows(weights_SD: NDArray[np.float32], slots_N: NDArray[np.int64]) -> float:
-    """Read one number of each row, so that its page is in memory; returns their sum."""
-    total = 0.0
-    for i in range(slots_N.size):
-        total += weights_SD[slots_N[i], 0]
-    return total
+    return {"bytes_read": counted["read_bytes"], "bytes_written": counted["write_bytes"]}
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    sys.exit(harness.run_script(PARSER, measure))

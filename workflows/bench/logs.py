@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -26,24 +25,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from ...pipeline.errors import MIB, ConfigError, HotsetError
+from ...pipeline.errors import MIB, HotsetError
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.runtime.limits import numbers_in
-from .harness import (
-    Facts,
-    Seconds,
-    compare,
-    last_message,
-    new_parser,
-    run_script,
-    scratch_folder,
-    start_hotset,
-    take_turns,
-    tell,
-    time_process,
-)
+from . import harness
+from .harness import Facts, Seconds, tell
 
-PARSER = new_parser(__spec__, __doc__)
+PARSER = harness.new_parser(__spec__, __doc__)
 PARTS = ("memory", "small_parts", "speeds")
 PARSER.add_argument("--of", nargs="*", choices=PARTS, default=PARTS, help="what is measured")
 PARSER.add_argument("--memory", nargs="*", type=int, default=(192, 512), help="caps in MiB")
@@ -67,7 +55,7 @@ _NUM_ELEMENTS, _TEXT_BYTES = 2_000, 5_000
 def measure(options: argparse.Namespace) -> Facts:
     """Measure memory, small groups and speeds."""
     measures = {"memory": _peaks, "small_parts": _small_parts, "speeds": _speeds}
-    with scratch_folder(options) as scratch:
+    with harness.scratch_folder(options) as scratch:
         return {part: measures[part](options, scratch) for part in options.of}
 
 
@@ -91,10 +79,8 @@ def _batches(kind: str, num_wide: int, num_rows: int) -> Iterator[pa.RecordBatch
 def _write(kind: str, format: str, options: argparse.Namespace, path: Path) -> None:
     """Write a log that has so many bytes as text."""
     value_bytes = 12 if format == "json" else 4  # with its name, if that is short
-    row_bytes = {"texts": _TEXT_BYTES, "lists": 7 * _NUM_ELEMENTS, "columns": value_bytes * options.columns}[
-        kind
-    ]
-    batches = _batches(kind, options.columns, max(options.megabytes * 10**6 // row_bytes, 1))
+    widths = {"texts": _TEXT_BYTES, "lists": 7 * _NUM_ELEMENTS, "columns": value_bytes * options.columns}
+    batches = _batches(kind, options.columns, max(options.megabytes * 10**6 // widths[kind], 1))
     if format == "parquet":
         first = next(batches)
         with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
@@ -112,16 +98,10 @@ def _write(kind: str, format: str, options: argparse.Namespace, path: Path) -> N
             pyarrow.csv.write_csv(batch, file, pyarrow.csv.WriteOptions(include_header=number == 0))
 
 
-def _schema(kind: str, format: str, num_wide: int, scratch: Path) -> Path:
-    lines = [f'format = "{format}"', *(["header = true"] if format == "csv" else []), 'label = "label"']
-    lines += ["[sparse]"]
-    lines += {
-        "texts": ['text = "text"'],
-        "lists": ['list = { kind = "integer", list = true }'],
-        "columns": [f'c{number} = "integer"' for number in range(num_wide)],
-    }[kind]
-    path = scratch / f"{kind}-{format}.toml"
-    path.write_text("\n".join(lines) + "\n")
+def _schema(format: str, sparse: Sequence[str], path: Path, dense: Sequence[str] = ()) -> Path:
+    header = ["header = true"] if format == "csv" else []
+    lines = [f'format = "{format}"', *header, 'label = "label"', f"dense = {json.dumps(dense)}", "[sparse]"]
+    path.write_text("\n".join([*lines, *sparse]) + "\n")
     return path
 
 
@@ -134,7 +114,12 @@ def _peaks(options: argparse.Namespace, scratch: Path) -> list[Facts]:
         if kind == "criteo":
             generate(GenerateConfig(samples=options.megabytes * 4_000), log)
         else:
-            schema = str(_schema(kind, format, options.columns, scratch))
+            sparse = {
+                "texts": ['text = "text"'],
+                "lists": ['list = { kind = "integer", list = true }'],
+                "columns": [f'c{number} = "integer"' for number in range(options.columns)],
+            }[kind]
+            schema = str(_schema(format, sparse, scratch / f"{kind}-{format}.toml"))
             _write(kind, format, options, log)
         words = ["preprocess", str(log), "--schema", schema, "--hot-bytes", "1MiB", "--embedding-dim", "4"]
         for num_workers, cap in product((1, 2), options.memory):
@@ -151,12 +136,12 @@ def _peak(words: Sequence[str], cap_mib: int, scratch: Path) -> Facts:
     out = scratch / "out"
     # What a refused run has made would spare this one work.
     subprocess.run(["rm", "-rf", str(out)], check=True)
-    (process,) = start_hotset([*words, "--memory", f"{cap_mib}MiB", "--out", str(out), "-q"], scratch)
+    (process,) = harness.start_hotset([*words, "--memory", f"{cap_mib}MiB", "--out", str(out), "-q"], scratch)
     peak = 0
     while process.poll() is None:
         peak = max(peak, numbers_in(Path(f"/proc/{process.pid}/status")).get("RssAnon", 0) * 1024)
         time.sleep(_SAMPLING_SECONDS)
-    message = last_message(scratch)
+    message = harness.last_message(scratch)
     would_do = re.search(r"--memory ([0-9]+)MiB would do", message)
     if process.returncode and would_do and int(would_do[1]) > cap_mib:
         return _peak(words, int(would_do[1]), scratch) | {"refused_mib": cap_mib}
@@ -177,19 +162,15 @@ def _samples(num_rows: int, seed: int = 0) -> pa.Table:
 
 
 def _samples_schema(format: str, scratch: Path) -> Path:
-    path = scratch / f"samples-{format}.toml"
-    lines = [f'format = "{format}"', *(["header = true"] if format == "csv" else []), 'label = "label"']
-    lines += ["dense = [" + ", ".join(f'"I{n}"' for n in range(13)) + "]", "[sparse]"]
-    lines += [f'C{n} = "{"integer" if n % 2 else "text"}"' for n in range(26)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    sparse = [f'C{n} = "{"integer" if n % 2 else "text"}"' for n in range(26)]
+    return _schema(format, sparse, scratch / f"samples-{format}.toml", [f"I{n}" for n in range(13)])
 
 
 def _ingest(program: str, log: Path, schema: Path, scratch: Path) -> Seconds:
     out = scratch / "ingested"
     subprocess.run(["rm", "-rf", str(out)], check=True)
     words = [program, "ingest", str(log), "--schema", str(schema), "--out", str(out), "-q", "--workers", "1"]
-    return time_process(words)
+    return harness.time_process(words)
 
 
 _THIS = str(Path(sys.executable).with_name("hotset"))
@@ -198,26 +179,21 @@ _THIS = str(Path(sys.executable).with_name("hotset"))
 def _small_parts(options: argparse.Namespace, scratch: Path) -> Facts:
     """Compare many small parts with one of the same rows, by CPU seconds of reading them."""
     schema = _samples_schema("parquet", scratch)
-    grouped, whole, folder = scratch / "grouped", scratch / "whole", scratch / "files"
-    pq.write_table(_samples(20 * options.groups), grouped, row_group_size=20)
-    pq.write_table(_samples(20 * options.groups), whole)
-    folder.mkdir()
+    logs = {name: scratch / name for name in ("groups", "one_group", "files", "one_file")}
+    pq.write_table(_samples(20 * options.groups), logs["groups"], row_group_size=20)
+    pq.write_table(_samples(20 * options.groups), logs["one_group"])
     rows = _samples(66 * options.files)
-    one_file = scratch / "one-file"
-    pq.write_table(rows, one_file)
+    pq.write_table(rows, logs["one_file"])
+    logs["files"].mkdir()
     for number in range(options.files):
-        pq.write_table(rows.slice(66 * number, 66), folder / f"part-{number:05d}.parquet")
-    logs = {"groups": grouped, "one_group": whole, "files": folder, "one_file": one_file}
+        pq.write_table(rows.slice(66 * number, 66), logs["files"] / f"part-{number:05d}.parquet")
     turns = {name: partial(_ingest, _THIS, log, schema, scratch) for name, log in logs.items()}
-    found = take_turns(turns, options.rounds)
+    found = harness.take_turns(turns, options.rounds)
     return {
-        "groups_over_one": compare(found["groups"], found["one_group"]),
-        "files_over_one": compare(found["files"], found["one_file"]),
+        "groups_over_one": harness.compare(found["groups"], found["one_group"]),
+        "files_over_one": harness.compare(found["files"], found["one_file"]),
         "rounds": found,
     }
-
-
-_POLARS = "import sys, polars; polars.read_{format}(sys.argv[1])"
 
 
 def _speeds(options: argparse.Namespace, scratch: Path) -> Facts:
@@ -226,11 +202,7 @@ def _speeds(options: argparse.Namespace, scratch: Path) -> Facts:
     table = _samples(options.samples)
     programs = {"this": _THIS}
     if options.other is not None:
-        programs["other"] = str(options.other / ".venv/bin/hotset")
-        if not os.access(programs["other"], os.X_OK):
-            raise ConfigError(
-                f"{options.other.name} has no .venv/bin/hotset", hint="make env in that checkout"
-            )
+        programs["other"] = harness.program_of(options.other)
     for format in ("csv", "parquet"):
         log, schema = scratch / f"samples.{format}", _samples_schema(format, scratch)
         if format == "csv":
@@ -238,14 +210,15 @@ def _speeds(options: argparse.Namespace, scratch: Path) -> Facts:
         else:
             pq.write_table(table, log, row_group_size=65_536)
         turns = {who: partial(_ingest, program, log, schema, scratch) for who, program in programs.items()}
-        code = _POLARS.format(format=format)
-        turns["polars"] = partial(time_process, [sys.executable, "-c", code, str(log)])
-        take_turns(turns, 1)
-        found = take_turns(turns, options.rounds)
-        facts[format] = {f"over_{who}": compare(found[who], found["this"]) for who in found if who != "this"}
+        read = [sys.executable, "-c", f"import sys, polars; polars.read_{format}(sys.argv[1])", str(log)]
+        turns["polars"] = partial(harness.time_process, read)
+        harness.take_turns(turns, 1)
+        found = harness.take_turns(turns, options.rounds)
+        others = [who for who in found if who != "this"]
+        facts[format] = {f"over_{who}": harness.compare(found[who], found["this"]) for who in others}
         facts[format]["rounds"] = found
     return facts
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    sys.exit(harness.run_script(PARSER, measure))

@@ -36,12 +36,8 @@ def polars_preprocess(
 ) -> dict[str, Any]:
     """Write a raw log as ``{hot_only,mixed,evaluation}.arrow`` in ``out``, a record batch per training batch.
 
-    Args:
-        hot_rows: number of hot rows of all tables together.
-        eval_fraction: share of the log, its last samples, kept for evaluation.
-
-    Returns:
-        ``samples`` by kind, and ``num_hot`` of each table.
+    Returns ``samples`` by kind, and ``num_hot`` of each table. ``hot_rows`` is the number over all tables;
+    ``eval_fraction`` is the share of the log, its last samples, that is kept for evaluation.
     """
     columns = scan(log)
     num_train = columns.height - int(columns.height * eval_fraction)
@@ -136,12 +132,9 @@ def polars_program(folder: Path, log: Path, recipe: PreprocessConfig) -> dict[st
 def polars_settings(recipe: PreprocessConfig) -> dict[str, Any]:
     """Return the settings of a recipe that change the work; file formats and seals are left out."""
     split = recipe.split
-    return {
-        "hot_rows": int(split.hot_bytes) // row_bytes(split.embedding_dim, split.embedding_optimizer),
-        "eval_fraction": recipe.count.eval_fraction,
-        "batch_size": recipe.pack.batch_size,
-        "seed": recipe.pack.seed,
-    }
+    row_size = row_bytes(split.embedding_dim, split.embedding_optimizer)
+    settings = {"hot_rows": int(split.hot_bytes) // row_size, "eval_fraction": recipe.count.eval_fraction}
+    return settings | {"batch_size": recipe.pack.batch_size, "seed": recipe.pack.seed}
 
 
 def polars_read_csv(folder: Path, log: Path, recipe: PreprocessConfig) -> dict[str, Any]:
@@ -149,11 +142,5 @@ def polars_read_csv(folder: Path, log: Path, recipe: PreprocessConfig) -> dict[s
     return {"num_samples": pl.read_csv(log, **csv_options()).with_columns(from_hex()).height}
 
 
-def main() -> None:
-    """Run the whole job as a program."""
-    log, settings, out = sys.argv[1:]
-    polars_preprocess(Path(log), Path(out), **json.loads(settings))
-
-
 if __name__ == "__main__":
-    main()
+    polars_preprocess(Path(sys.argv[1]), Path(sys.argv[3]), **json.loads(sys.argv[2]))

@@ -14,18 +14,16 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import math
 import os
 import statistics
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -33,9 +31,8 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from ...pipeline.errors import GIB, MIB, ByteSize, ConfigError, parse_byte_size
+from ...pipeline.errors import MIB, ByteSize, ConfigError, parse_byte_size
 from ...pipeline.export import NamedBatches, Split, check_log
-from ...pipeline.folders.disk import new_folder, write_errors_explained
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import ShardsTotals
 from ...pipeline.preprocess import FOLDERS, PreprocessConfig, StageReport, preprocess
@@ -43,7 +40,7 @@ from ...pipeline.raw.criteo import parse_block
 from ...pipeline.raw.part import Block, PlainBlock, iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.limits import numbers_in
-from ...pipeline.runtime.memory import available_bytes, default_memory_bytes
+from ...pipeline.runtime.memory import default_memory_bytes
 from ...pipeline.runtime.tasks import Resources, num_workers, run_tasks
 from ...pipeline.schema.schema import LABEL
 from ...pipeline.schema.schema_file import schema_named
@@ -51,28 +48,10 @@ from ...pipeline.stages import pack as pack_stage
 from ...pipeline.stages.ingest import IngestConfig
 from ...pipeline.stages.pack import PackConfig, pack
 from ..recipes import criteo_kaggle
+from . import harness
 from . import polars_program as polars
-from .harness import (
-    Facts,
-    Measurement,
-    MemoryLimit,
-    Seconds,
-    compare,
-    measure_in_fresh_process,
-    median_ratio,
-    median_seconds,
-    memory_limit,
-    new_log,
-    new_parser,
-    run_script,
-    scratch_folder,
-    summarize,
-    take_turns,
-    tell,
-    time_process,
-)
+from .harness import Facts, Measurement, MemoryLimit, Seconds, tell
 
-_Result = TypeVar("_Result")
 _WARM_UP_LINES = 2000
 _HOT_BYTES, _LARGE_HOT_BYTES = ByteSize(4 * MIB), ByteSize(256 * MIB)
 """The first so small that both kinds of batches occur; the second as for large logs."""
@@ -80,10 +59,6 @@ _ROOM_LOGS = 6
 """Memory and page cache that the largest candidate needs, in multiples of the log."""
 _ROOM_PER_SAMPLE = 450
 """Bytes that all stages write for each sample."""
-_MOST_OF_FREE = 0.8
-"""Share of the free memory that Polars may be expected to need."""
-_RATE_BYTES = 4 * GIB
-"""Size of the file on which the disk's rate is measured."""
 _DLRM_MODULE = "data_utils.py"
 PROCESSED = "kaggleAdDisplayChallenge_processed.npz"
 DAY_COUNT = "train_day_count.npz"
@@ -99,12 +74,11 @@ _PACKED_BYTES = 265
 _INGEST = IngestConfig()
 _PAIRS = (
     ("polars", "hotset"),
-    ("polars read_csv", "hotset parse"),
     ("polars read_csv", "hotset parse, kept"),
 )
 """The slow and the fast candidate of each ratio."""
 
-PARSER = new_parser(__spec__, __doc__)
+PARSER = harness.new_parser(__spec__, __doc__)
 PARSER.add_argument("--samples", type=int, default=1_000_000, help="samples of the generated log")
 PARSER.add_argument("--rounds", type=int, default=3, help="rounds in which each candidate runs once")
 PARSER.add_argument("--dlrm", type=Path, help="checkout of facebookresearch/dlrm to compare with")
@@ -112,16 +86,17 @@ PARSER.add_argument("--dlrm-samples", type=int, default=100_000, help="first sam
 PARSER.add_argument("--phases", action="store_true", help="pack in passes and in two phases")
 PARSER.add_argument("--limit", type=parse_byte_size, default=ByteSize(300 * MIB), help="limit of memory")
 PARSER.add_argument("--times", type=float, default=8.0, help="size of what pack reads over the limit")
-PARSER.add_argument("--growth", help="sizes of logs in samples, separated by commas")
+PARSER.add_argument("--growth", type=int, nargs="+", help="samples of logs that grow")
+PARSER.add_argument("--alone", action="store_true", help="growth without Polars, whose memory grows, too")
 
 
 def measure(options: argparse.Namespace) -> Facts:
     """Measure what the options select."""
     if min(options.samples, options.dlrm_samples, options.rounds) < 1:
         raise ConfigError("samples and rounds must be 1 or more")
-    with scratch_folder(options) as scratch:
+    with harness.scratch_folder(options) as scratch:
         if options.growth:
-            return growth([int(size) for size in options.growth.split(",")], scratch)
+            return growth(options, scratch)
         if options.phases:
             return in_phases(options, scratch)
         if options.dlrm:
@@ -138,30 +113,26 @@ def _recipe(hot_bytes: ByteSize) -> PreprocessConfig:
 def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
     """Compare whole jobs, parsing alone, and whole processes, imports included."""
     recipe = _recipe(_HOT_BYTES)
-    log, warm_up = new_log(scratch, options.samples), _warm_up_log(scratch)
+    log, warm_up = harness.new_log(scratch, options.samples), _warm_up_log(scratch)
     os.sync()  # no write-back of the log while candidates run
     # Parsing alone ends with what its functions say.
     functions = {
         "hotset": hotset_preprocess,
         "polars": polars.polars_program,
-        "hotset parse": hotset_parse,
+        "hotset parse, kept": hotset_parse,
         "polars read_csv": polars.polars_read_csv,
-        "hotset parse, kept": hotset_parse_kept,
     }
-    room = _ROOM_LOGS * log.stat().st_size
-    measured = take_turns(
-        {
-            name: partial(measure_in_fresh_process, scratch, function, warm_up, log, recipe, room_bytes=room)
-            for name, function in functions.items()
-        },
-        options.rounds,
-    )
+    fresh = partial(harness.measure_in_fresh_process, scratch, room_bytes=_ROOM_LOGS * log.stat().st_size)
+    turns = {name: partial(fresh, function, warm_up, log, recipe) for name, function in functions.items()}
+    measured = harness.take_turns(turns, options.rounds)
     _check_agreement(measured)
     facts = measured["hotset"][0].facts
-    contestants = {name: summarize(function, measured[name]) for name, function in functions.items()}
+    seconds = {name: [one.seconds for one in own] for name, own in measured.items()}
+    ratios = {f"{slow} / {fast}": harness.compare(seconds[slow], seconds[fast]) for slow, fast in _PAIRS}
+    contestants = {name: harness.summarize(function, measured[name]) for name, function in functions.items()}
     return {
-        "ratios": {f"{slow} / {fast}": _ratio(measured[slow], measured[fast]) for slow, fast in _PAIRS},
-        "ratio_total": _ratio(measured["polars"], measured["hotset"])["wall"],
+        "ratios": ratios,
+        "ratio_total": ratios["polars / hotset"]["wall"],
         "samples_per_second": contestants["hotset"]["samples_per_second"],
         "stages": facts["stages"],
         "contestants": contestants,
@@ -172,7 +143,7 @@ def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
 
 
 def _warm_up_log(scratch: Path) -> Path:
-    return new_log(scratch, _WARM_UP_LINES, name="warm_up.tsv")
+    return harness.new_log(scratch, _WARM_UP_LINES, name="warm_up.tsv")
 
 
 def _check_agreement(measured: dict[str, list[Measurement]]) -> None:
@@ -183,12 +154,6 @@ def _check_agreement(measured: dict[str, list[Measurement]]) -> None:
         assert facts["hotset"][key] == facts["polars"][key], f"hotset and Polars differ in {key}"
 
 
-def _ratio(slow: list[Measurement], fast: list[Measurement]) -> dict[str, float]:
-    return compare([one.seconds for one in slow], [one.seconds for one in fast]) | {
-        "peak_rss": median_ratio([one.peak_rss_bytes for one in slow], [one.peak_rss_bytes for one in fast])
-    }
-
-
 def _whole_processes(log: Path, recipe: PreprocessConfig, scratch: Path, rounds: int) -> Facts:
     """Time the command and the Polars program from start to end, in turns; return medians and ratios."""
     split = recipe.split
@@ -197,16 +162,16 @@ def _whole_processes(log: Path, recipe: PreprocessConfig, scratch: Path, rounds:
 
     def turn(*words: str) -> Seconds:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            return time_process([sys.executable, "-m", *words, f"{folder}/out"])
+            return harness.time_process([sys.executable, "-m", *words, f"{folder}/out"])
 
     turns = {
         "hotset": partial(turn, "hotset", "preprocess", str(log), *options, "--out"),
         "polars": partial(turn, polars.__name__, str(log), settings),
     }
-    measured = take_turns(turns, rounds)
+    measured = harness.take_turns(turns, rounds)
     return {
-        "seconds": {name: median_seconds(own) for name, own in measured.items()},
-        "ratio": compare(measured["polars"], measured["hotset"]),
+        "seconds": {name: harness.median_seconds(own) for name, own in measured.items()},
+        "ratio": harness.compare(measured["polars"], measured["hotset"]),
     }
 
 
@@ -237,22 +202,10 @@ def hotset_preprocess(folder: Path, log: Path, recipe: PreprocessConfig) -> Fact
 
 
 def hotset_parse(folder: Path, log: Path, recipe: PreprocessConfig) -> Facts:
-    """Parse each block to Arrow columns and drop them."""
-    return {"num_samples": sum(_parse_blocks(_count, log))}
-
-
-def hotset_parse_kept(folder: Path, log: Path, recipe: PreprocessConfig) -> Facts:
     """Parse each block to Arrow columns and keep all in memory."""
-    return {"num_samples": sum(batch.num_rows for batch in _parse_blocks(_keep, log))}
-
-
-def _parse_blocks(function: Callable[..., _Result], log: Path) -> list[_Result]:
     blocks = iterate_blocks(RawFile.inspect(log), _INGEST.block_bytes, in_thread_buffer=True)
-    return list(run_tasks(function, ((block,) for block in blocks), workers=num_workers(0)))
-
-
-def _count(block: PlainBlock | Block) -> int:
-    return parse_block(block.read(), schema_named(_INGEST.schema), has_label=True).num_samples
+    kept = list(run_tasks(_keep, ((block,) for block in blocks), workers=num_workers(0)))
+    return {"num_samples": sum(batch.num_rows for batch in kept)}
 
 
 def _keep(block: PlainBlock | Block) -> pa.RecordBatch:
@@ -264,28 +217,26 @@ def against_dlrm(options: argparse.Namespace, scratch: Path) -> Facts:
     """Compare samples per second: DLRM's code visits each value in Python, and may get a shorter log."""
     if not (options.dlrm / _DLRM_MODULE).is_file():
         raise ConfigError(f"{options.dlrm} has no {_DLRM_MODULE}: give a checkout of facebookresearch/dlrm")
-    log, warm_up = new_log(scratch, options.samples), _warm_up_log(scratch)
-    dlrm_log = new_log(scratch, options.dlrm_samples, name="dlrm.tsv")
-    fresh = partial(measure_in_fresh_process, scratch)
+    log, warm_up = harness.new_log(scratch, options.samples), _warm_up_log(scratch)
+    dlrm_log = harness.new_log(scratch, options.dlrm_samples, name="dlrm.tsv")
+    fresh = partial(harness.measure_in_fresh_process, scratch)
     turns = {
         "dlrm": partial(fresh, dlrm_preprocess, warm_up, dlrm_log, options.dlrm.resolve()),
         "hotset": partial(fresh, hotset_preprocess, warm_up, log, _recipe(_LARGE_HOT_BYTES)),
     }
-    measured = take_turns(turns, options.rounds)
+    measured = harness.take_turns(turns, options.rounds)
     # Seconds of a sample, as the logs have different numbers of them.
     num_samples = {name: rounds[0].facts["num_samples"] for name, rounds in measured.items()}
-    dlrm_seconds, own_seconds = (
-        [(one.seconds[0] / number, one.seconds[1] / number) for one in measured[name]]
+    seconds = {
+        name: [(one.seconds[0] / number, one.seconds[1] / number) for one in measured[name]]
         for name, number in num_samples.items()
-    )
-    ratios = compare(dlrm_seconds, own_seconds)
+    }
+    ratios = harness.compare(seconds["dlrm"], seconds["hotset"])
+    functions: dict[str, Callable[..., Facts]] = {"dlrm": dlrm_preprocess, "hotset": hotset_preprocess}
     return {
         "ratio_total": ratios["wall"],
         "ratio_cpu": ratios["cpu"],
-        "contestants": {
-            "dlrm": summarize(dlrm_preprocess, measured["dlrm"]),
-            "hotset": summarize(hotset_preprocess, measured["hotset"]),
-        },
+        "contestants": {name: harness.summarize(of, measured[name]) for name, of in functions.items()},
         "data": {"samples": num_samples},
     }
 
@@ -296,18 +247,10 @@ def dlrm_preprocess(folder: Path, log: Path, dlrm: Path) -> Facts:
     # It writes next to its input, so the input is a link in the folder that is deleted afterwards.
     raw = folder / "train.txt"
     os.link(log, raw)
+    options = {"max_ind_range": -1, "sub_sample_rate": 0.0, "days": 7, "data_split": "train"}
+    options |= {"randomize": "total", "criteo_kaggle": True, "memory_map": False}
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        written = module.getCriteoAdData(
-            str(raw),
-            "kaggleAdDisplayChallenge_processed",
-            max_ind_range=-1,
-            sub_sample_rate=0.0,
-            days=7,
-            data_split="train",
-            randomize="total",
-            criteo_kaggle=True,
-            memory_map=False,
-        )
+        written = module.getCriteoAdData(str(raw), "kaggleAdDisplayChallenge_processed", **options)
     with np.load(written) as arrays:
         return {"num_samples": int(arrays["y"].shape[0])}
 
@@ -342,112 +285,69 @@ def export_dlrm(shards: Manifest, out: Path) -> None:
 
     With ``--data-set=kaggle --raw-data-file=OUT/train.txt`` and the first of the three ``.npz`` files as
     ``--processed-data-file`` it finds all (dlrm_data_pytorch.py, class CriteoDataset). That program takes
-    log(x + 1) of dense values itself, and has seven "days": the last one is its test part, cut in two halves,
-    and the others are trained on.
-
-    The first file has ``X_cat`` (N, F) int32, ``X_int`` (N, K) float32, ``y`` (N,) int32 and ``counts`` (F,)
-    int32, the rows of each table. X_int is exp(x) - 1 of the transformed dense values x, of which the loader
-    takes the logarithm again; for values that were counts these are the counts, within float32's rounding.
+    log(x + 1) of dense values itself, so X_int is exp(x) - 1 of the transformed values x. It has seven
+    "days": the last one is its test part, cut in two halves, and the others are trained on.
     """
     batches = NamedBatches(shards, first_id=0)
     check_log(batches, "dlrm-npz")
     totals = batches.totals
-    splits = get_args(Split)
     # In memory: the loader holds all arrays in memory, too.
     samples = pa.Table.from_batches(
-        (batch for split in splits for batch in batches.batches(split)), batches.schema
+        (batch for split in get_args(Split) for batch in batches.batches(split)), batches.schema
     )
+
+    def matrix(names: Sequence[str], dtype: Any) -> NDArray[Any]:
+        found = np.empty((samples.num_rows, len(names)), dtype)
+        for number, name in enumerate(names):
+            found[:, number] = samples.column(name).to_numpy()
+        return found
+
     counts_F = np.array([table.num_rows for table in totals.tables], np.int32)
-    days = _days(batches.num_samples["train"], samples.num_rows)
-    with new_folder(out) as folder, write_errors_explained(folder):
-        np.savez(
-            folder / PROCESSED,
-            X_cat=_matrix(samples, [table.name for table in totals.tables], np.int32),
-            X_int=_counts_of(_matrix(samples, totals.dense, np.float32)),
-            y=_matrix(samples, [LABEL], np.int32)[:, 0],
-            counts=counts_F,
-        )
-        # The loader expects the sizes in separate files.
-        np.savez(folder / FEATURE_COUNT, counts=counts_F)
-        np.savez(folder / DAY_COUNT, total_per_file=days)
-
-
-def _matrix(samples: Any, names: Sequence[str], dtype: Any) -> NDArray[Any]:
-    found = np.empty((samples.num_rows, len(names)), dtype)
-    for number, name in enumerate(names):
-        found[:, number] = samples.column(name).to_numpy()
-    return found
-
-
-def _counts_of(dense_BK: NDArray[np.float32]) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = np.expm1(dense_BK.astype(np.float64)).astype(np.float32)
-    return found
+    out.mkdir()
+    np.savez(
+        out / PROCESSED,
+        X_cat=matrix([table.name for table in totals.tables], np.int32),
+        X_int=np.expm1(matrix(totals.dense, np.float64)).astype(np.float32),
+        y=matrix([LABEL], np.int32)[:, 0],
+        counts=counts_F,
+    )
+    # The loader expects the sizes in separate files.
+    np.savez(out / FEATURE_COUNT, counts=counts_F)
+    np.savez(out / DAY_COUNT, total_per_file=_days(batches.num_samples["train"], samples.num_rows))
 
 
 def _days(num_train: int, num_samples: int) -> NDArray[np.int64]:
     """Return samples of each "day": the training part in six, then the evaluation part."""
-    step = math.ceil(num_train / _TRAINING_DAYS)
+    step = -(-num_train // _TRAINING_DAYS)
     ends = [min(step * day, num_train) for day in range(_TRAINING_DAYS + 1)]
     return np.array([*np.diff(ends), num_samples - num_train], np.int64)
 
 
-def growth(sizes: Sequence[int], scratch: Path) -> Facts:
+def growth(options: argparse.Namespace, scratch: Path) -> Facts:
     """Preprocess a log of each size in a fresh process, within a quarter of the memory, Polars next to it."""
     recipe, cap_bytes = _recipe(_LARGE_HOT_BYTES), default_memory_bytes()
-    # The disk is first, while nothing else writes.
-    rate = measure_write_rate(scratch / "rate", min(_RATE_BYTES, sizes[-1] * _ROOM_PER_SAMPLE))
     warm_up = _warm_up_log(scratch)
     runs: list[Facts] = []
-    for num_samples in sizes:
-        log = new_log(scratch, num_samples)
+    for num_samples in options.growth:
+        log = harness.new_log(scratch, num_samples)
         os.sync()  # else the log's own pages compete with the run for the disk
         room_bytes = num_samples * _ROOM_PER_SAMPLE + cap_bytes
-        measured = partial(measure_in_fresh_process, scratch, room_bytes=room_bytes)
+        measured = partial(harness.measure_in_fresh_process, scratch, room_bytes=room_bytes)
         found = measured(hotset_preprocess, warm_up, log, recipe)
-        stages = found.facts["stages"]
-        written = sum(stage["written_bytes"] for stage in stages.values())
-        run = summarize(hotset_preprocess, [found]) | {
+        run = harness.summarize(hotset_preprocess, [found]) | {
             "num_samples": num_samples,
             "log_bytes": log.stat().st_size,
             "user_seconds": found.user_seconds,
-            "written_bytes": written,
-            "share_of_disk_write_rate": written / found.seconds[0] / rate,
-            "stages": stages,
+            "written_bytes": sum(stage["written_bytes"] for stage in found.facts["stages"].values()),
+            "stages": found.facts["stages"],
         }
-        run["polars"] = _lacking_memory(runs, num_samples) or summarize(
-            polars.polars_program, [measured(polars.polars_program, warm_up, log, recipe)]
-        )
+        if not options.alone:
+            polars_run = measured(polars.polars_program, warm_up, log, recipe)
+            run["polars"] = harness.summarize(polars.polars_program, [polars_run])
         runs.append(run)
         log.unlink()
         tell(f"{num_samples:,} samples: {run['samples_per_second']:,.0f} samples/s")
-    return {"disk_write_bytes_per_second": rate, "runs": runs, "cap_bytes": cap_bytes}
-
-
-def _lacking_memory(runs: Sequence[Facts], num_samples: int) -> Facts:
-    """Return the memory that the Polars program would need where too little is free; nothing otherwise."""
-    free_bytes = available_bytes() or 0
-    # Its memory grows with the log, so the last size that ran predicts the next one.
-    for last in [run for run in runs if "peak_anonymous_bytes" in run["polars"]][-1:]:
-        needed = last["polars"]["peak_anonymous_bytes"] * num_samples / last["num_samples"]
-        if needed > _MOST_OF_FREE * free_bytes:
-            return {"needed_bytes": int(needed), "free_bytes": free_bytes}
-    return {}
-
-
-def measure_write_rate(path: Path, num_bytes: int) -> float:
-    """Return the bytes per second at which a new file reaches the disk; the file is deleted."""
-    block = os.urandom(16 * MIB)  # random, because a disk may compress
-    start = time.perf_counter()
-    # Unbuffered writes and one sync: what the device takes, not the page cache.
-    try:
-        with path.open("wb", buffering=0) as file:
-            for _ in range(max(num_bytes // len(block), 1)):
-                file.write(block)
-            os.fsync(file.fileno())
-            written = file.tell()
-    finally:
-        path.unlink(missing_ok=True)
-    return written / (time.perf_counter() - start)
+    return {"runs": runs, "cap_bytes": cap_bytes}
 
 
 def in_phases(options: argparse.Namespace, scratch: Path) -> Facts:
@@ -462,7 +362,7 @@ def in_phases(options: argparse.Namespace, scratch: Path) -> Facts:
         way: partial(_pack_in_limit, way == _PASSES, options, data, warm_up, scratch)
         for way in (_PASSES, _TWO_PHASES)
     }
-    rounds = take_turns(turns, options.rounds)
+    rounds = harness.take_turns(turns, options.rounds)
     input_bytes = _packed_bytes(data)
     ways = {way: _way(measured, input_bytes) for way, measured in rounds.items()}
     seconds = {way: [one.seconds for one in measured] for way, measured in rounds.items()}
@@ -470,7 +370,7 @@ def in_phases(options: argparse.Namespace, scratch: Path) -> Facts:
         "num_samples": num_samples,
         "input_bytes": input_bytes,
         "ways": ways,
-        "ratios": compare(seconds[_PASSES], seconds[_TWO_PHASES]),
+        "ratios": harness.compare(seconds[_PASSES], seconds[_TWO_PHASES]),
         "memory": int(options.limit * _MEMORY_SHARE),
         "equal_bytes": len({one.facts["digest"] for measured in rounds.values() for one in measured}) == 1,
     }
@@ -480,7 +380,7 @@ def _pack_inputs(scratch: Path, num_samples: int) -> Path:
     """Preprocess a log up to `pack`, whose inputs alone are left."""
     tell(f"making inputs of {num_samples:,} samples")
     data = scratch / f"data-{num_samples}"
-    log = new_log(scratch, num_samples, name=f"log-{num_samples}.tsv")
+    log = harness.new_log(scratch, num_samples, name=f"log-{num_samples}.tsv")
     preprocess([log], criteo_kaggle(), data, until="split")
     log.unlink()
     return data
@@ -494,14 +394,16 @@ def _pack_in_limit(
     is_in_passes: bool, options: argparse.Namespace, data: Path, warm_up: Path, scratch: Path
 ) -> Measurement:
     """Pack once in a new process whose group is limited, from files that no page cache holds."""
-    with memory_limit(options.limit) as limit:
+    with harness.memory_limit(options.limit) as limit:
         if limit is None:
             raise ConfigError(
                 "no control group can be limited here", hint="run it as root, outside a container"
             )
         _forget_files(data)
         job = (data, int(options.limit * _MEMORY_SHARE), limit)
-        return measure_in_fresh_process(scratch, pack_limited, (warm_up, None, None), job, is_in_passes)
+        return harness.measure_in_fresh_process(
+            scratch, pack_limited, (warm_up, None, None), job, is_in_passes
+        )
 
 
 def _forget_files(data: Path) -> None:
@@ -546,11 +448,13 @@ def pack_limited(folder: Path, job: tuple[Path, int | None, MemoryLimit | None],
 
 
 def _way(measured: list[Measurement], input_bytes: int) -> Facts:
-    """Return medians over rounds, the greatest peaks, and every round as it was."""
-    names = ("bytes_read", "bytes_written")
-    medians = {name: statistics.median(one.facts[name] for one in measured) for name in names}
+    """Return medians over rounds, the greatest peak, and every round as it was."""
+    medians = {
+        name: statistics.median(one.facts[name] for one in measured)
+        for name in ("bytes_read", "bytes_written")
+    }
     return {
-        **median_seconds([one.seconds for one in measured]),
+        **harness.median_seconds([one.seconds for one in measured]),
         **medians,
         "reads_of_input": medians["bytes_read"] / input_bytes,
         "peak_anonymous_bytes": max(one.peak_anonymous_bytes for one in measured),
@@ -559,4 +463,4 @@ def _way(measured: list[Measurement], input_bytes: int) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    sys.exit(harness.run_script(PARSER, measure))

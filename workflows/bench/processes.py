@@ -20,28 +20,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ...pipeline.errors import ConfigError
 from ..machine import commit
-from .harness import (
-    Facts,
-    Seconds,
-    compare,
-    median_ratio,
-    median_seconds,
-    new_log,
-    new_parser,
-    run_script,
-    scratch_folder,
-    take_turns,
-    tell,
-    time_process,
-)
+from . import harness
+from .harness import Facts, Seconds, tell
 
 _THIS = Path(__file__).resolve().parents[2]
-_PROGRAM = ".venv/bin/hotset"
 _THIS_HOTSET = (sys.executable, "-m", "hotset")
 
-PARSER = new_parser(__spec__, __doc__)
+PARSER = harness.new_parser(__spec__, __doc__)
 PARSER.add_argument("--demo-samples", type=int, help="of the demo, instead of its default")
 PARSER.add_argument("--other", type=Path, help="checkout with .venv/bin/hotset, to compare with")
 PARSER.add_argument("--samples", type=int, default=4_000_000, help="that are preprocessed")
@@ -58,7 +44,7 @@ def measure(options: argparse.Namespace) -> Facts:
     """Measure the first commands of a new user, or both checkouts."""
     if options.other is not None:
         return _compare_checkouts(options)
-    with scratch_folder(options) as scratch:
+    with harness.scratch_folder(options) as scratch:
         return {"demo": _demos(options, scratch), "answers": _answers(options, scratch)}
 
 
@@ -66,12 +52,12 @@ def _demos(options: argparse.Namespace, scratch: Path) -> Facts:
     """Run demos with an empty cache of kernels, and right after each one with the cache that it filled."""
     samples = () if options.demo_samples is None else ("--samples", str(options.demo_samples))
     # Reads libraries from disk, for the first demo as for the others.
-    time_process([sys.executable, "-c", "import numba, polars, pyarrow, torch"])
+    harness.time_process([sys.executable, "-c", "import numba, polars, pyarrow, torch"])
     turns: dict[str, list[Facts]] = {"cold": [], "warm": []}
     for number, name in itertools.product(range(options.rounds), turns):
         kernels, out = scratch / f"kernels-{number}", scratch / f"demo-{number}-{name}"
         words = ["env", f"NUMBA_CACHE_DIR={kernels}", *_THIS_HOTSET, "demo", *samples, "--out", str(out)]
-        seconds = time_process(words)
+        seconds = harness.time_process(words)
         summaries = [json.loads(path.read_text()) for path in out.glob("runs/*/summary.json")]
         rates = {summary["placement"]: summary["samples_per_second"] for summary in summaries}
         turns[name].append({"seconds": seconds, "samples_per_second": rates})
@@ -80,13 +66,13 @@ def _demos(options: argparse.Namespace, scratch: Path) -> Facts:
     facts: Facts = {"rounds": turns}
     rates_of = {name: [each["samples_per_second"] for each in demos] for name, demos in turns.items()}
     for name, demos in turns.items():
-        facts[name] = median_seconds([each["seconds"] for each in demos])
+        facts[name] = harness.median_seconds([each["seconds"] for each in demos])
         facts[name]["samples_per_second"] = {
             placement: statistics.median(rates[placement] for rates in rates_of[name])
             for placement in rates_of[name][0]
         }
     facts["cold / warm"] = {
-        placement: median_ratio(*([rates[placement] for rates in rates_of[name]] for name in turns))
+        placement: harness.median_ratio(*([rates[placement] for rates in rates_of[name]] for name in turns))
         for placement in rates_of["cold"][0]
     }
     return facts
@@ -102,59 +88,57 @@ def _answers(options: argparse.Namespace, scratch: Path) -> Facts:
         "hotset preprocess NOPE": (["preprocess", nowhere, *out], 1),
     }
     turns = {
-        name: partial(time_process, [*_THIS_HOTSET, *words], status)
+        name: partial(harness.time_process, [*_THIS_HOTSET, *words], status)
         for name, (words, status) in commands.items()
     }
-    take_turns(turns, 1)
-    found = take_turns(turns, options.rounds)
-    return {name: median_seconds(rounds) | {"rounds": rounds} for name, rounds in found.items()}
+    harness.take_turns(turns, 1)
+    found = harness.take_turns(turns, options.rounds)
+    return {name: harness.median_seconds(rounds) | {"rounds": rounds} for name, rounds in found.items()}
 
 
 def _compare_checkouts(options: argparse.Namespace) -> Facts:
     """Preprocess and train with both checkouts, in turns."""
     checkouts = {"this": _THIS, "other": options.other.resolve()}
-    for checkout in checkouts.values():
-        if not (checkout / _PROGRAM).exists():
-            raise ConfigError(f"{checkout.name} has no {_PROGRAM}", hint="make env in that checkout")
-    with scratch_folder(options) as scratch:
+    programs = {name: harness.program_of(checkout) for name, checkout in checkouts.items()}
+    with harness.scratch_folder(options) as scratch:
         facts: Facts = {"commits": {name: commit(path) for name, path in checkouts.items()}}
         if options.samples:
-            facts["preprocess"] = _preprocess(checkouts, options, scratch)
-        facts["train"] = _train(checkouts, options, scratch)
+            facts["preprocess"] = _preprocess(programs, options, scratch)
+        facts["train"] = _train(programs, options, scratch)
     return facts
 
 
-def _hotset(checkout: Path, out: Path, *words: object) -> Seconds:
+def _hotset(program: str, out: Path, *words: object) -> Seconds:
     """Run a command of a checkout that writes ``out``, anew."""
     shutil.rmtree(out, ignore_errors=True)
-    return time_process([str(checkout / _PROGRAM), *map(str, words), "-q", "--out", str(out)])
+    return harness.time_process([program, *map(str, words), "-q", "--out", str(out)])
 
 
-def _preprocess(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Path) -> Facts:
-    log = new_log(scratch, options.samples, name="preprocess.tsv")
+def _preprocess(programs: dict[str, str], options: argparse.Namespace, scratch: Path) -> Facts:
+    log = harness.new_log(scratch, options.samples, name="preprocess.tsv")
     turns = {
-        name: partial(_hotset, checkout, scratch / "out", "preprocess", log, "--hot-bytes", "256MiB")
-        for name, checkout in checkouts.items()
+        name: partial(_hotset, program, scratch / "out", "preprocess", log, "--hot-bytes", "256MiB")
+        for name, program in programs.items()
     }
     # One of each before the clock starts: kernels are compiled, and the log is in memory.
-    take_turns(turns, 1)
-    return {"samples": options.samples} | _ratio(take_turns(turns, options.rounds))
+    harness.take_turns(turns, 1)
+    return {"samples": options.samples} | _ratio(harness.take_turns(turns, options.rounds))
 
 
-def _train(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Path) -> list[Facts]:
-    log = new_log(scratch, options.train_samples, name="train.tsv")
+def _train(programs: dict[str, str], options: argparse.Namespace, scratch: Path) -> list[Facts]:
+    log = harness.new_log(scratch, options.train_samples, name="train.tsv")
     # Criteo's recipe keeps the last of seven days for evaluation.
     num_samples = (options.epochs - 1) * (6 * options.train_samples // 7)
     found: list[Facts] = []
     for batch_size, dim in itertools.product(options.batch_sizes, options.embedding_dims):
         data = scratch / f"{batch_size}-{dim}"
         words = ("--batch-size", batch_size, "--embedding-dim", dim, "--hot-bytes", "1MiB")
-        _hotset(checkouts["other"], data, "preprocess", log, *words)
+        _hotset(programs["other"], data, "preprocess", log, *words)
 
-        def train_sample(checkout: Path, words: tuple[object, ...], data: Path = data) -> Seconds:
+        def train_sample(program: str, words: tuple[object, ...], data: Path = data) -> Seconds:
             """Return the seconds of a training sample: those of the epochs after the first."""
             short, long = (
-                _hotset(checkout, scratch / "run", "train", data, "--epochs", num_epochs, *words)
+                _hotset(program, scratch / "run", "train", data, "--epochs", num_epochs, *words)
                 for num_epochs in (1, options.epochs)
             )
             wall, cpu = ((above - below) / num_samples for above, below in zip(long, short, strict=True))
@@ -165,20 +149,20 @@ def _train(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Pat
             setting = {"batch_size": batch_size, "embedding_dim": dim} | setting
             tell(", ".join(f"{name} {value}" for name, value in setting.items()))
             chosen = ("--threads", threads, "--placement", placement)
-            turns = {name: partial(train_sample, checkout, chosen) for name, checkout in checkouts.items()}
+            turns = {name: partial(train_sample, program, chosen) for name, program in programs.items()}
             if not found:
-                take_turns(turns, 1)
-            found.append(setting | _ratio(take_turns(turns, options.rounds)))
+                harness.take_turns(turns, 1)
+            found.append(setting | _ratio(harness.take_turns(turns, options.rounds)))
     return found
 
 
 def _ratio(rounds: dict[str, list[Seconds]]) -> Facts:
-    ratios = compare(rounds["other"], rounds["this"])
+    ratios = harness.compare(rounds["other"], rounds["this"])
     facts: Facts = {f"{clock}_ratio": ratio for clock, ratio in ratios.items()}
-    medians = {who: median_seconds(measured) for who, measured in rounds.items()}
+    medians = {who: harness.median_seconds(measured) for who, measured in rounds.items()}
     facts |= {clock: {who: own[clock] for who, own in medians.items()} for clock in medians["this"]}
     return facts | {"rounds": rounds}
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    sys.exit(harness.run_script(PARSER, measure))

@@ -1,35 +1,21 @@
 """Measure several ranks: exchanged rows, bytes of codecs, and speed.
 
-``bytes`` counts vectors and gradients per training sample along the order of training; ``codecs`` trains a
-model and packs the rows that its samples look up in every codec, next to coders whose bytes depend on the
-rows; ``speed`` lets one process and two ranks of this machine train in turns, a thread each. AUC by codec:
-`quality --ranks 2 --vary "--exchange int8"`.
+``bytes`` counts vectors and gradients per training sample along the order of training; ``codecs`` packs the
+rows that samples look up in every codec; ``speed`` lets one process and two ranks of this machine train in
+turns, a thread each. AUC by codec: `quality --ranks 2 --vary "--exchange int8"`.
 
 ``splits`` counts what several devices would exchange with TorchRec, in batches of several sizes with several
 budgets of hot rows: with the chosen rows replicated, none, or all hot ones, as `hotset advise --engine
 torchrec` does. ``spy`` trains with TorchRec on gloo ranks and counts what each hands to collectives in every
 step, next to what is predicted.
-
-The other coders are vector-LZ and Huffman's, of which only the sizes are computed. Both code numbers that
-were rounded to multiples of twice a bound of the range, ``rint(x / (2 e r))``. In vector-LZ a token is a row,
-in a byte per number, or a repetition of up to 255 rows that begins up to 32 rows before, in 2 bytes. A bit
-says which; a block of 2,048 rows is independent and takes 8 bytes more. Huffman's is the best prefix code of
-single numbers, without the bytes of its codebook.
-
-Source:
-    Feng et al., SC'24, arXiv 2407.04272, and the code published with it; Huffman, Proc. IRE 40 (1952).
-
-Shapes: N rows, D numbers of a row.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from itertools import product
@@ -48,43 +34,25 @@ from ...pipeline.statistics.replication import CHOSEN, DISTINCT, FAE, replicatio
 from ...pipeline.statistics.traffic import Trace, ranked_epoch
 from ...stats.codecs import CODEC_NAMES, MessageShape, codec_of
 from ...stats.exchange import MOST_RANKS, RankedEpoch, count_exchange
-from ...stats.kernel import kernel
 from ...stats.replication import Network, Traffic, choose_prefixes, traffic_of
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.data.shards import Shards
 from ...train.recipe_options import RecipeOptions
 from ...train.run import train
-from ...train.run_folder.reader import read_weights
 from ...train.torchrec.sharding import count_uses
+from . import harness
 from .examples.torchrec_ranks import Spy, call_on_ranks
-from .harness import (
-    Facts,
-    median_ratio,
-    new_log,
-    new_parser,
-    pack_again,
-    run_script,
-    scratch_folder,
-    take_turns,
-    tell,
-    train_in_process,
-)
+from .harness import Facts, tell
 
 BOUNDS = (0.01, 0.03, 0.05)
 _FLOAT_BYTES = 4
-_LZ, _HUFFMAN = "vector-LZ", "Huffman"
 _SLICES, _BATCHES = (512, 2048), 8
 _STEPS, RANK_BATCH = 20, 2048
-_WINDOW = 32
-_BLOCK = 2048
-_BLOCK_BYTES = 8
-_MATCH_BYTES = 2
-_LONGEST = 255
 _SPY_ERROR, _SPY_BYTES = 0.03, 64
 """Largest error of predicted bytes of a step, as a share, and in bytes where next to none are predicted."""
 
-PARSER = new_parser(__spec__, __doc__)
+PARSER = harness.new_parser(__spec__, __doc__)
 PARSER.add_argument("what", choices=("bytes", "codecs", "speed", "splits", "spy"))
 PARSER.add_argument("--samples", type=int, default=2_000_000, help="samples of the generated log")
 PARSER.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks to count for")
@@ -100,20 +68,16 @@ def measure(options: argparse.Namespace) -> Facts:
     least = 1 if options.what == "spy" else 2
     if not all(least <= ranks <= MOST_RANKS for ranks in options.ranks):
         raise ConfigError(f"ranks must be from {least} to {MOST_RANKS}")
-    jobs = {
-        "bytes": count_bytes,
-        "codecs": compare_codecs,
-        "speed": compare_speed,
-        "splits": compare_splits,
-        "spy": spy_on_ranks,
-    }
-    with scratch_folder(options) as folder:
-        log = new_log(folder, options.samples)
+    jobs = {"bytes": count_bytes, "codecs": compare_codecs, "speed": compare_speed}
+    jobs |= {"splits": compare_splits, "spy": spy_on_ranks}
+    with harness.scratch_folder(options) as folder:
+        log = harness.new_log(folder, options.samples)
         return jobs[options.what](options, log, folder)
 
 
-def _packed(options: argparse.Namespace, log: Path, folder: Path, batch_size: int) -> Shards:
-    return pack_again(log, folder / "data", batch_size=batch_size, embedding_dim=options.embedding_dim)
+def _packed(options: argparse.Namespace, log: Path, folder: Path, batch_size: int, **settings: Any) -> Shards:
+    settings |= {"batch_size": batch_size, "embedding_dim": options.embedding_dim}
+    return harness.pack_again(log, folder / "data", **settings)
 
 
 def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
@@ -148,15 +112,34 @@ def _read_epoch(shards: Shards, num_ranks: int) -> RankedEpoch:
 
 
 def compare_codecs(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
-    """Train one epoch and return, for each size of messages, how many times smaller each codec makes it."""
+    """Return, for each size of messages, how many times smaller each codec makes the lookups."""
     shards = _packed(options, log, folder, RANK_BATCH)
-    train(folder / "data", TrainConfig(placement="all-fast", embedding_optimizer="adagrad"), folder / "run")
-    weights = read_weights(folder / "run")
-    tables = [weights[table.name].numpy() for table in shards.tables]
     # Hot-only batches have the first numbers, so batches are drawn evenly from all of them.
     numbers = np.linspace(0, shards.num_training_batches - 1, _BATCHES).astype(int)
     ids = [shards.training_batch(number).ids_BF for number in np.unique(numbers).tolist()]
-    return {"slices": [{"samples": size, "ratios": ratios_of(tables, ids, size)} for size in _SLICES]}
+    return {
+        "slices": [
+            {"samples": size, "ratios": _ratios_of(ids, shards.embedding_dim, size)} for size in _SLICES
+        ]
+    }
+
+
+def _ratios_of(batches: list[NDArray[np.int32]], dim: int, slice_samples: int) -> dict[str, float]:
+    """Return by codec how many times smaller distinct rows are than one uncoded row per lookup."""
+    num_bytes: dict[str, float] = defaultdict(float)
+    plain_bytes = 0
+    codecs = {name: codec_of(name) for name in (*CODEC_NAMES, *(f"bounded:{bound:g}" for bound in BOUNDS))}
+    for batch in batches:
+        # A message has so many samples; what is left of a batch is left out, unless it is all of it.
+        size = min(slice_samples, batch.shape[0])
+        for first in range(0, batch.shape[0] - size + 1, size):
+            ids_BF = batch[first : first + size]
+            starts = np.cumsum([0, *(np.unique(ids).size for ids in ids_BF.T)])
+            plain_bytes += ids_BF.size * dim * _FLOAT_BYTES
+            # Sizes of messages follow from their shape alone.
+            for name, codec in codecs.items():
+                num_bytes[f"distinct rows, {name}"] += codec.num_bytes(MessageShape(starts, dim))
+    return {name: plain_bytes / found for name, found in sorted(num_bytes.items())}
 
 
 def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
@@ -173,19 +156,19 @@ def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts
         ranks, more = contestants[name]
         words = ["--placement", "all-fast", "--threads", "1", "--micro-batches", "2"]
         words += ["--max-steps", steps, "--checkpoint-every", "off"]
-        out, summary = train_in_process(folder / "data", [*words, *more], ranks)
+        out, summary = harness.train_in_process(folder / "data", [*words, *more], ranks)
         digests.setdefault(name, str(hash_file(out / "weights.safetensors")[1]))
         return float(summary["samples_per_second"])
 
     digests: dict[str, str] = {}
-    speeds = take_turns({name: partial(turn, name) for name in contestants}, options.rounds)
+    speeds = harness.take_turns({name: partial(turn, name) for name in contestants}, options.rounds)
     return {
         "batch_size": shards.batch_size,
         "contestants": [
             {
                 "name": name,
                 "step_seconds": shards.batch_size / median(found),
-                "over_one": median_ratio(found, speeds["one process"]),
+                "over_one": harness.median_ratio(found, speeds["one process"]),
             }
             for name, found in speeds.items()
         ],
@@ -193,149 +176,20 @@ def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts
     }
 
 
-def ratios_of(
-    tables: list[NDArray[np.float32]], batches: list[NDArray[np.int32]], slice_samples: int
-) -> dict[str, float]:
-    """Return by codec how many times smaller the lookups of batches become.
-
-    Args:
-        tables: (num_rows, D) each.
-        batches: (B, F) ids of one lookup in each table.
-        slice_samples: samples of a message; what is left of a batch is left out, unless it is all of it.
-    """
-    num_bytes: dict[str, float] = defaultdict(float)
-    plain_bytes = 0
-    # Which of two codes a table takes is decided for the table, over all messages.
-    of_tables: dict[tuple[int, float], NDArray[np.int64]] = defaultdict(lambda: np.zeros(2, np.int64))
-    codecs = {name: codec_of(name) for name in (*CODEC_NAMES, *(f"bounded:{bound:g}" for bound in BOUNDS))}
-    for ids_BF in _slices(batches, slice_samples):
-        distinct = [table[np.unique(ids)] for table, ids in zip(tables, ids_BF.T, strict=True)]
-        starts = np.cumsum([0, *(rows.shape[0] for rows in distinct)])
-        shape = MessageShape(starts, tables[0].shape[1])
-        plain_bytes += ids_BF.size * shape.embedding_dim * _FLOAT_BYTES
-        # Sizes of hotset's messages follow from their shape alone; other coders need the values.
-        for name, codec in codecs.items():
-            num_bytes[f"distinct rows, {name}"] += codec.num_bytes(shape)
-        for bound, (number, table) in product(BOUNDS, enumerate(tables)):
-            codes = levels_of(table[ids_BF[:, number]], bound)
-            of_tables[number, bound] += (vector_lz_bytes(codes), huffman_bytes(codes))
-            rows = levels_of(distinct[number], bound)
-            num_bytes[f"distinct rows, {_HUFFMAN} {bound:g}"] += huffman_bytes(rows)
-    for (_, bound), of_table in of_tables.items():
-        num_bytes[f"{_LZ} {bound:g}"] += int(of_table[0])
-        num_bytes[f"{_HUFFMAN} {bound:g}"] += int(of_table[1])
-        num_bytes[f"better of both {bound:g}"] += int(of_table.min())
-    return {name: plain_bytes / found for name, found in sorted(num_bytes.items())}
-
-
-def _slices(batches: list[NDArray[np.int32]], slice_samples: int) -> Iterator[NDArray[np.int32]]:
-    for ids_BF in batches:
-        size = min(slice_samples, ids_BF.shape[0])
-        for first in range(0, ids_BF.shape[0] - size + 1, size):
-            yield ids_BF[first : first + size]
-
-
-def levels_of(rows: NDArray[np.float32], bound: float) -> NDArray[np.uint8]:
-    """Return the codes of rows, (N, D): numbers rounded to within ``bound`` of their range, from 0.
-
-    Args:
-        rows: (N, D), finite.
-        bound: at least 1/508, so that codes fit in a byte wherever the range begins.
-    """
-    spread = float(np.ptp(rows)) if rows.size else 0.0
-    if spread == 0:
-        return np.zeros(rows.shape, np.uint8)
-    codes = np.rint(rows / (2 * bound * spread))
-    levels: NDArray[np.uint8] = (codes - codes.min()).astype(np.uint8)
-    return levels
-
-
-@kernel
-def _vector_lz_bytes(codes_ND: NDArray[np.uint8]) -> int:
-    num_rows = codes_ND.shape[0]
-    num_bytes = 0
-    for start in range(0, num_rows, _BLOCK):
-        stop = min(start + _BLOCK, num_rows)
-        row = start
-        num_tokens = 0
-        while row < stop:
-            # The longest repetition of rows that begins within the window.
-            longest = 0
-            for distance in range(1, min(_WINDOW, row - start) + 1):
-                # Rows are compared one by one, so a repetition may run into itself.
-                length = 0
-                while row + length < stop and length < _LONGEST:
-                    is_same = True
-                    for column in range(codes_ND.shape[1]):
-                        if codes_ND[row + length, column] != codes_ND[row + length - distance, column]:
-                            is_same = False
-                            break
-                    if not is_same:
-                        break
-                    length += 1
-                longest = max(longest, length)
-            # A row that repeats nothing is a token by itself.
-            num_bytes += _MATCH_BYTES if longest else codes_ND.shape[1]
-            row += max(longest, 1)
-            num_tokens += 1
-        num_bytes += (num_tokens + 7) // 8 + _BLOCK_BYTES
-    return num_bytes
-
-
-def vector_lz_bytes(codes: NDArray[np.uint8]) -> int:
-    """Return the bytes of vector-LZ for the codes of rows, (N, D). Exact."""
-    return int(_vector_lz_bytes(np.ascontiguousarray(codes)))
-
-
-def huffman_bytes(codes: NDArray[np.uint8]) -> int:
-    """Return the bytes of the best prefix code of some codes, one bit each where all are alike. Exact."""
-    counts = np.bincount(codes.reshape(-1), minlength=1)
-    weights: list[int] = counts[counts > 0].tolist()
-    if len(weights) < 2:
-        return -(-sum(weights) // 8)
-    # A code is a bit longer for each node above it: the bits of all are the weights of the inner nodes.
-    heapq.heapify(weights)
-    num_bits = 0
-    while len(weights) > 1:
-        both = heapq.heappop(weights) + heapq.heappop(weights)
-        num_bits += both
-        heapq.heappush(weights, both)
-    return -(-num_bits // 8)
-
-
 def compare_splits(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     """Compare ways to place rows, by batch size and budget of hot rows."""
     found = []
-    for batch_size in options.batch_sizes:
-        for budget in options.budgets:
-            hot_bytes = ByteSize(budget * MIB)
-            shards = pack_again(
-                log,
-                folder / "data",
-                batch_size=batch_size,
-                embedding_dim=options.embedding_dim,
-                hot_bytes=hot_bytes,
-            )
-            for row in replication_of(shards.manifest, count_uses(shards, options.ranks)):
-                found.append({"hot_bytes": int(hot_bytes), **_summary(row)})
-                tell(json.dumps(found[-1]["splits"]))
+    for batch_size, budget in product(options.batch_sizes, options.budgets):
+        hot_bytes = ByteSize(budget * MIB)
+        shards = _packed(options, log, folder, batch_size, hot_bytes=hot_bytes)
+        for row in replication_of(shards.manifest, count_uses(shards, options.ranks)):
+            found.append({"hot_bytes": int(hot_bytes), **_summary(row)})
+            tell(json.dumps(found[-1]["splits"]))
     return {"embedding_dim": options.embedding_dim, "comparisons": found}
 
 
 def _summary(row: Facts) -> Facts:
     """Return a comparison without the rows of single tables, in kB per step and device."""
-    splits = {
-        split["split"]: {
-            "replicated_rows": split["replicated_rows"],
-            "hot_only_share": round(split["hot_only_share"], 4),
-            "hot_only_kb": _kb(split["hot_only"]["all_to_all"] + split["hot_only"]["all_reduce"]),
-            "mixed_kb": _kb(split["mixed"]["all_to_all"] + split["mixed"]["all_reduce"]),
-            "mean_kb": _kb(split["mean"]["all_to_all"] + split["mean"]["all_reduce"]),
-            "crossing_kb": _kb(split["crossing_bytes"]),
-            "memory_mib": round(split["memory_bytes"] / MIB, 1),
-        }
-        for split in row["splits"]
-    }
     seconds = {split["split"]: split["step_seconds"] for split in row["splits"]}
     shares = {split["split"]: split["hot_only_share"] for split in row["splits"]}
     # What a mixed step's messages must cost besides their bytes for FAE's rule to be better.
@@ -343,26 +197,24 @@ def _summary(row: Facts) -> Facts:
     return {
         "devices": row["devices"],
         "batch_size": row["batch_size"],
-        "num_batches": row["num_batches"],
         "excess": round(row["excess"], 6),
         "saved_by_choice": round(1 - seconds[CHOSEN] / seconds[DISTINCT], 4),
         "fae_pays_from_us": round(1e6 * longer / steps, 1) if steps > 0 else None,
-        "splits": splits,
+        "splits": {
+            split["split"]: {
+                "replicated_rows": split["replicated_rows"],
+                "hot_only_share": round(split["hot_only_share"], 4),
+                "crossing_kb": round(split["crossing_bytes"] / 1e3, 3),
+            }
+            for split in row["splits"]
+        },
     }
-
-
-def _kb(num_bytes: float) -> float:
-    return round(num_bytes / 1e3, 3)
 
 
 def spy_on_ranks(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     """Train with each split on each number of ranks, and compare bytes with those predicted."""
-    data = folder / "data"
-    batch_size, budget = options.batch_sizes[0], options.budgets[0]
-    hot_bytes = ByteSize(budget * MIB)
-    shards = pack_again(
-        log, data, batch_size=batch_size, embedding_dim=options.embedding_dim, hot_bytes=hot_bytes
-    )
+    hot_bytes = ByteSize(options.budgets[0] * MIB)
+    shards = _packed(options, log, folder, options.batch_sizes[0], hot_bytes=hot_bytes)
     totals = ShardsTotals.of(shards.manifest)
     tables = table_sizes(shards.manifest, totals.embedding_optimizer)
     found = []
@@ -375,34 +227,24 @@ def spy_on_ranks(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
         }
         runs = folder / f"{num_ranks}-ranks"
         runs.mkdir()
-        of_ranks = call_on_ranks(num_ranks, runs, spy_on_rank, data, runs, splits, options.steps)
+        of_ranks = call_on_ranks(num_ranks, runs, spy_on_rank, folder / "data", runs, splits, options.steps)
         for name, num_replicated in splits.items():
             predicted = traffic_of(uses, tables, num_replicated, Network())
             counted = [step for own in of_ranks for step in own[name]]
             found.append({"ranks": num_ranks, "split": name, **_compared(counted, predicted, num_ranks)})
             tell(json.dumps(found[-1]))
-    return {
-        "embedding_dim": options.embedding_dim,
-        "batch_size": batch_size,
-        "hot_bytes": int(hot_bytes),
-        "spied": found,
-        "faults": [fault for each in found for fault in faults_of(each)],
-    }
+    return {"spied": found, "faults": [fault for each in found for fault in faults_of(each)]}
 
 
 def _compared(steps: list[Facts], predicted: Traffic, num_ranks: int) -> Facts:
     """Return mean bytes per rank and step by kind, counted and predicted, and calls of collectives."""
     found: Facts = {"steps": len(steps) // num_ranks}
-    for kind, is_hot_only, expected in (
-        ("hot_only", True, predicted.hot_only),
-        ("mixed", False, predicted.mixed),
-    ):
-        own = [step for step in steps if step["is_hot_only"] == is_hot_only]
+    for kind, expected in (("hot_only", predicted.hot_only), ("mixed", predicted.mixed)):
+        own = [step for step in steps if step["is_hot_only"] == (kind == "hot_only")]
         if not own:
             continue
-        counted = {
-            name: sum(step[name] for step in own) / len(own) for name in ("all_to_all", "all_reduce", "other")
-        }
+        names = ("all_to_all", "all_reduce", "other")
+        counted = {name: sum(step[name] for step in own) / len(own) for name in names}
         found[kind] = {
             "steps": len(own) // num_ranks,
             "all_to_all_calls": max(step["all_to_all_calls"] for step in own),
@@ -461,4 +303,4 @@ def spy_on_rank(data: Path, folder: Path, splits: dict[str, tuple[int, ...]], nu
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    sys.exit(harness.run_script(PARSER, measure))

@@ -1,4 +1,4 @@
-"""Tests `against_torch`."""
+"""Tests `against_torch` and `plain_torch`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.workflows.bench import against_torch, harness
+from hotset.workflows.bench import against_torch, harness, plain_torch
 
 BOTH = "torch, both of hotset"
 
@@ -38,32 +38,21 @@ def test_torch_with_values_and_batches_of_hotset_reaches_its_scores(
 
 
 @pytest.mark.slow
-def test_finished_trainings_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = (
-        "--models",
-        "dlrm",
-        "--optimizers",
-        "sgd",
-        "adam-0.001",
-        "--programs",
-        "torch",
-        "torch, SparseAdam",
-        "--cells",
-        str(tmp_path / "cells"),
-    )
-    first = run(tmp_path, *few)
-    same, other = (case["auc_difference"]["torch, SparseAdam"] for case in first["cases"])
-    assert same["mean"] == 0 != other["mean"], "only Adam has a lazy twin"
-    monkeypatch.setattr(against_torch.Data, "scores_of", lambda *case: pytest.fail("trained again"))
-    assert run(tmp_path, *few)["cases"] == first["cases"]
+def test_only_adam_has_a_lazy_twin(tmp_path: Path) -> None:
+    few = ("--models", "dlrm", "--optimizers", "sgd", "adam-0.001")
+    found = run(tmp_path, *few, "--programs", "torch", "torch, SparseAdam")
+    same, other = (case["auc_difference"]["torch, SparseAdam"] for case in found["cases"])
+    assert same["mean"] == 0 != other["mean"]
 
 
 def test_a_tie_counts_one_half(rng: np.random.Generator) -> None:
     logit_N = rng.integers(-4, 5, 200) / 2
     label_N = (rng.random(200) < 0.3).astype(np.float64)
+    missing = plain_torch.scores_of(np.append(logit_N, 9), np.append(label_N, np.nan))
     above_PN = logit_N[label_N == 1][:, None] - logit_N[label_N == 0]
-    found = against_torch.scores_of_logits(logit_N, label_N)
+    found = plain_torch.scores_of(logit_N, label_N)
     assert found["auc"] == pytest.approx(np.mean((np.sign(above_PN) + 1) / 2), abs=1e-12)
+    assert missing == found
     probability_N = 1 / (1 + np.exp(-logit_N))
     answer_N = np.where(label_N == 1, probability_N, 1 - probability_N)
     assert found["log_loss"] == pytest.approx(-np.log(answer_N).mean(), abs=1e-12)
@@ -71,5 +60,5 @@ def test_a_tie_counts_one_half(rng: np.random.Generator) -> None:
 
 def test_intervals_are_those_of_student() -> None:
     # A textbook case: mean 3, deviation sqrt(2.5).
-    found = against_torch.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    found = harness.interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert found == pytest.approx({"mean": 3, "from": 1.037, "to": 4.963}, abs=2e-3)

@@ -15,11 +15,13 @@ import pytest
 from hotset.train.config import PlacementName, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.gpu.row_moves import QueuedTransfers
+from hotset.train.loop import Trainer
 from hotset.workflows.bench import gpu_speeds
 from hotset.workflows.bench.gpu_checks import STAGING_BYTES, small_shards
 from hotset.workflows.bench.gpu_day import PartSettings, Records
 from hotset.workflows.bench.gpu_speeds import (
     Contestant,
+    HotsetRun,
     RunInTurns,
     Turn,
     Turns,
@@ -56,10 +58,7 @@ class Table:
         records = Records(path, seconds)
         shards = cast(Shards, None)
         contestants = [
-            Contestant(
-                name=name, check=f"speed of {name}", shards=shards, config=TrainConfig(), facts={"name": name}
-            )
-            for name in names
+            Contestant(name=name, shards=shards, config=TrainConfig(), facts={"name": name}) for name in names
         ]
         for piece in records.pieces(["all"]):
             measure_in_turns(piece, contestants, _TURNS, records)
@@ -74,6 +73,7 @@ class Run:
     """Stands for a run that takes turns."""
 
     def __init__(self, table: Table, name: str) -> None:
+        self.run = self
         self._table = table
         self._name = name
         table.now += table.build_seconds
@@ -135,8 +135,8 @@ def test_a_run_that_raises_is_a_check_that_failed_and_the_others_go_on(
 ) -> None:
     table.speeds = {name: speeds}
     found = table.measure(tmp_path, 1000.0, "all-fast", name, "c")
-    assert found["row"].keys() == {"all-fast", "c"} and found["check"].keys() == {f"speed of {name}"}
-    check = found["check"][f"speed of {name}"]
+    assert found["row"].keys() == {"all-fast", "c"} and found["check"].keys() == {f"speed of {name}, all"}
+    check = found["check"][f"speed of {name}, all"]
     assert not check["is_right"] and detail in check["detail"]
     assert len(found["row"]["c"]["rounds"]) == _TURNS.rounds and found["done"].keys() == {"all"}
     # It is released at once, and has no turn any more.
@@ -177,6 +177,11 @@ def test_without_time_to_build_a_run_the_group_is_left_open(table: Table, tmp_pa
     assert found["done"] == {} and found["check"] == {}
 
 
+def trainer_of(run: RunInTurns) -> Trainer:
+    assert isinstance(run.run, HotsetRun)
+    return run.run.trainer
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     return small_shards(PartSettings("late", tmp_path_factory.mktemp("shards"), True), "turns", "sgd")
@@ -186,34 +191,34 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
 def test_steps_that_were_read_ahead_do_not_count(placement: PlacementName, shards: Shards) -> None:
     config = TrainConfig(placement=placement, device="late", kernels="torch", staging_bytes=STAGING_BYTES)
     long = Turns(rounds=2, seconds=1000.0, most_steps=4, steps_ahead=3)
-    run = RunInTurns(Contestant(name="a", check="a", shards=shards, config=config), long)
+    run = RunInTurns(Contestant(name="a", shards=shards, config=config), long)
     run.warm_up()
-    assert run.trainer.step == 5
+    assert trainer_of(run).step == 5
     for number in (1, 2):
         turn = run.turn()
-        assert turn.steps == 4 and run.trainer.step == 5 + number * (3 + 4)
+        assert turn.steps == 4 and trainer_of(run).step == 5 + number * (3 + 4)
         assert 0 < turn.num_samples <= 4 * shards.batch_size and turn.samples_per_second > 0
     # No turn more was asked for than the run has steps.
     with pytest.raises(ValueError, match="the run ended after 19 steps"):
         run.turn()
-    run.close()
+    run.run.close()
 
 
 def test_a_turn_ends_with_its_time_and_not_before_a_few_steps(shards: Shards) -> None:
     config = TrainConfig(placement="all-fast", device="late", kernels="torch")
     short = Turns(rounds=1, seconds=1e-9, fewest_steps=3, most_steps=40, steps_ahead=9)
-    run = RunInTurns(Contestant(name="a", check="a", shards=shards, config=config), short)
+    run = RunInTurns(Contestant(name="a", shards=shards, config=config), short)
     run.warm_up()
     assert run.turn().steps == 3
     # Of the steps that do not count one was enough.
-    assert run.trainer.step == 5 + 1 + 3
-    run.close()
+    assert trainer_of(run).step == 5 + 1 + 3
+    run.run.close()
 
 
 def test_the_clock_is_read_with_the_device_at_rest(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(placement="all-fast", device="late", kernels="torch")
     long = Turns(rounds=1, seconds=1000.0, most_steps=2, steps_ahead=0)
-    run = RunInTurns(Contestant(name="a", check="a", shards=shards, config=config), long)
+    run = RunInTurns(Contestant(name="a", shards=shards, config=config), long)
     run.warm_up()
     seen: list[str] = []
 
@@ -224,31 +229,29 @@ def test_the_clock_is_read_with_the_device_at_rest(shards: Shards, monkeypatch: 
 
         return noted
 
-    monkeypatch.setattr(run, "_take", noting("step", run._take))
-    monkeypatch.setattr(run.trainer.runner, "synchronize", noting("rest", run.trainer.runner.synchronize))
+    monkeypatch.setattr(run.run, "take", noting("step", run.run.take))
+    monkeypatch.setattr(run.run, "synchronize", noting("rest", run.run.synchronize))
     clock = SimpleNamespace(perf_counter=noting("clock", time.perf_counter))
     with monkeypatch.context() as patch:
         patch.setattr(gpu_speeds, "time", clock)
         run.turn()
-    run.close()
+    run.run.close()
     assert " ".join(seen).endswith("rest clock step step rest clock")
 
 
 def test_a_turn_of_fae_has_whole_epochs(shards: Shards) -> None:
     config = TrainConfig(placement="fae", device="late", kernels="torch")
     short = Turns(rounds=1, seconds=1e-9, fewest_steps=1, most_steps=2, steps_ahead=9)
-    run = RunInTurns(Contestant(name="a", check="a", shards=shards, config=config), short)
+    run = RunInTurns(Contestant(name="a", shards=shards, config=config), short)
     run.warm_up()
     assert run.turn().steps == shards.num_training_batches
-    run.close()
+    run.run.close()
 
 
 def test_a_run_without_batches_of_its_kind_says_so(shards: Shards) -> None:
     cold = shards.with_hot_rows([1] * len(shards.tables))
     assert not cold.is_hot_only.any()
-    contestant = Contestant(
-        name="a", check="a", shards=cold, config=TrainConfig(device="late"), is_hot_only=True
-    )
+    contestant = Contestant(name="a", shards=cold, config=TrainConfig(device="late"), is_hot_only=True)
     with pytest.raises(ValueError, match="no batch looks up hot rows alone"):
         RunInTurns(contestant, _TURNS)
 
@@ -305,7 +308,7 @@ def test_two_epochs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # The runs, of 4 GB at full size, are gone.
     assert rows[1]["mover"] == "kernel"
     assert sorted(path.name for path in (tmp_path / "epoch").iterdir()) == ["epoch", "records"]
-    monkeypatch.setattr(gpu_speeds, "_EPOCH_SMALL_SAMPLES", 500)
+    monkeypatch.setattr(gpu_speeds, "_SMALL_EPOCH", (500, 500, 64))
     # Other weights, and a run that raises, are checks that failed.
     checksums = iter("ab")
     with monkeypatch.context() as patch:

@@ -47,9 +47,7 @@ def test_hot_rows_are_the_longest_prefixes_within_the_share(share: float) -> Non
     rng = np.random.default_rng(3)
     ids_NF = np.stack([rng.integers(0, most, 60).astype(np.int32) for most in (1, 9, 40)], axis=1)
     nothing = np.zeros(60, np.float32)
-    drawn = KaggleSamples(
-        ids_NF=ids_NF, dense_NK=nothing[:, None], label_N=nothing, names=("a", "b", "c"), num_rows=(1, 9, 50)
-    )
+    drawn = KaggleSamples(ids_NF, nothing[:, None], nothing, ("a", "b", "c"), (1, 9, 50))
     assert drawn.num_hot(share) == naive_num_hot(drawn, share)
 
 

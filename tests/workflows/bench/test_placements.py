@@ -1,4 +1,4 @@
-"""A simulated epoch moves exactly what the run counts (`simulate`, `placements`)."""
+"""A simulated epoch moves exactly what the run counts (`placements`)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,10 @@ from hotset.tests.support.trained_models import STAGING, STATELESS, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.placements.placements import with_staging
-from hotset.workflows.bench.placements import (
-    CHART,
-    CHARTED,
-    EpochTraffic,
-    bytes_per_sample,
-    draw_chart,
-    simulate_epoch,
-)
+from hotset.workflows.bench.placements import EpochTraffic, simulate_epoch
 from hotset.workflows.recipes import criteo_kaggle
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +94,13 @@ def test_fae_decides_as_it_goes(shards: Shards) -> None:
 
 
 def test_the_chart_of_the_readme_is_that_of_the_result() -> None:
-    moved = bytes_per_sample(json.loads(CHARTED.read_text()))
-    assert CHART.read_text() == draw_chart(moved)
-    assert list(moved.values()) == sorted(moved.values(), reverse=True)
-    root = ElementTree.fromstring(draw_chart({"hybrid": 400.0, "lookahead": 100.0}))
-    long, short = (float(bar.attrib["width"]) for bar in root.iter("{http://www.w3.org/2000/svg}rect"))
-    assert long == 4 * short
+    result = json.loads((ROOT / "workflows/results/placements-2m.json").read_text())
+    (moved,) = (share["bytes"] for share in result["shares"])
+    tree = ElementTree.parse(ROOT / "docs/bytes.svg")
+    name = "{http://www.w3.org/2000/svg}"
+    _, *texts = (text.text or "" for text in tree.iter(f"{name}text"))
+    charted = [moved[label.split(" (")[0].replace("cache", "cache lfu")] for label in texts[::2]]
+    both_ways = [each["to_fast"] + each["to_slow"] for each in charted]
+    assert len(both_ways) == 6 and [f"{each:,.0f}" for each in both_ways] == texts[1::2]
+    lengths = [float(bar.attrib["width"]) for bar in tree.iter(f"{name}rect")]
+    assert lengths == pytest.approx([lengths[0] * each / both_ways[0] for each in both_ways], abs=0.1)

@@ -15,7 +15,6 @@ from hotset.workflows.bench.preprocess import (
     DAY_COUNT,
     FEATURE_COUNT,
     PROCESSED,
-    _counts_of,
     _days,
     export_dlrm,
 )
@@ -30,14 +29,6 @@ def test_six_days_are_the_training_part_and_one_the_rest(num_train: int, num_eva
     largest = -(-num_train // 6)
     assert all(0 <= day <= largest for day in days[:6])
     assert days[0] == largest and days[:6] == sorted(days[:6], reverse=True)
-
-
-def test_counts_come_back_from_their_logarithms() -> None:
-    counts = np.array([[0, 1, 2, 3], [10, 999, 65_535, 1_000_000]], np.float32)
-    found = _counts_of(np.log1p(counts))
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, counts, rtol=2e-6)
-    assert _counts_of(np.zeros((1, 2), np.float32)).tolist() == [[0, 0]]
 
 
 def test_logs_without_dense_features_have_an_empty_matrix(tmp_path: Path) -> None:

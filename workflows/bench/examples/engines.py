@@ -29,7 +29,8 @@ from ....train.data.shards import Shards
 from ....train.recipe_options import RecipeOptions
 from ....train.run import RunOptions, train
 from ....train.run_folder.weights import open_weights
-from ..harness import Facts, new_log, new_parser, pack_again, run_script, scratch_folder, tell
+from .. import harness
+from ..harness import Facts, tell
 from .drawn_impressions import LABELS, SCHEMA, draw_log
 from .torchrec_ranks import call_on_ranks
 
@@ -43,7 +44,7 @@ _SPLITS = ("split", "sharded")
 _POOLINGS: dict[str, Pooling] = {"single values": "sum", "lists, sum": "sum", "lists, mean": "mean"}
 _CONFIG = TrainConfig(threads=1, log_every=1, placement="all-fast")
 
-PARSER = new_parser(__spec__, __doc__)
+PARSER = harness.new_parser(__spec__, __doc__)
 PARSER.add_argument("--samples", type=int, default=150_000, help="samples of each log")
 PARSER.add_argument("--steps", type=int, default=200)
 PARSER.add_argument("--batch-size", type=int, default=512)
@@ -58,7 +59,7 @@ _Run = tuple[Path, TrainConfig, tuple[int, ...], Path]
 
 def measure(options: argparse.Namespace) -> Facts:
     """Train all contestants, and compare their losses, scores and weights."""
-    with scratch_folder(options) as folder:
+    with harness.scratch_folder(options) as folder:
         logs = _logs(options, folder)
         configs = {
             (log, optimizer): replace(
@@ -79,23 +80,19 @@ def measure(options: argparse.Namespace) -> Facts:
             ]
             call_on_ranks(num_ranks, folder, train_as_rank, runs)
             tell(f"{num_ranks} ranks")
-        found = [
-            {"log": log, "optimizer": optimizer, "rows": split}
-            | _compare(
-                _folder(folder, log, optimizer),
-                {ranks: _folder(folder, log, optimizer, split, ranks) for ranks in options.ranks},
-            )
-            for (log, optimizer), split in product(configs, _SPLITS)
-        ]
-        kinds = {
+        found = []
+        for (log, optimizer), split in product(configs, _SPLITS):
+            own = {ranks: _folder(folder, log, optimizer, split, ranks) for ranks in options.ranks}
+            compared = _compare(_folder(folder, log, optimizer), own)
+            found.append({"log": log, "optimizer": optimizer, "rows": split} | compared)
+    return {
+        "batches": {
             log: {"hot_only": int(own.is_hot_only.sum()), "all": len(own.is_hot_only)}
             for log, own in logs.items()
-        }
-        return {
-            "batches": kinds,
-            "runs": found,
-            "faults": [fault for each in found for fault in faults_of(each)],
-        }
+        },
+        "runs": found,
+        "faults": [fault for each in found for fault in faults_of(each)],
+    }
 
 
 def _logs(options: argparse.Namespace, folder: Path) -> Mapping[str, Shards]:
@@ -104,11 +101,13 @@ def _logs(options: argparse.Namespace, folder: Path) -> Mapping[str, Shards]:
         {"batch_size": options.batch_size, "hot_bytes": hot_bytes, "embedding_dim": options.embedding_dim}
         for hot_bytes in options.hot_bytes
     )
-    values = pack_again(new_log(folder, options.samples, seed=0), folder / "values", **single)
+    values = harness.pack_again(harness.new_log(folder, options.samples, seed=0), folder / "values", **single)
     frame, _ = draw_log(options.samples)
     frame.drop(LABELS[1:]).write_parquet(folder / "lists.parquet")
     (folder / "lists.toml").write_text(SCHEMA.replace(f"labels = {list(LABELS)}", f'label = "{LABELS[0]}"'))
-    of_lists = pack_again(folder / "lists.parquet", folder / "lists", schema=folder / "lists.toml", **lists)
+    of_lists = harness.pack_again(
+        folder / "lists.parquet", folder / "lists", schema=folder / "lists.toml", **lists
+    )
     return {log: values if log == "single values" else of_lists for log in _POOLINGS}
 
 
@@ -185,4 +184,4 @@ def faults_of(row: Facts) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    sys.exit(harness.run_script(PARSER, measure))

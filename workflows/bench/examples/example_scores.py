@@ -1,23 +1,26 @@
 """The models of docs/examples: AUC beside plain torch, and conversions of all impressions.
 
-On the drawn log it is known what would have followed a click on each impression, which no real log tells.
+Plain torch has the layers, batches and initial values of hotset's run, and tables, optimizers and a loop of
+its own. On the drawn log it is known what would have followed a click on each impression, which no real log
+tells.
 With ``--data``, models of one label without histories are also trained on a log of Criteo.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from ....pipeline.preprocess import preprocess as preprocess_recipe
 from ....train.build import build_trainer
@@ -27,11 +30,12 @@ from ....train.loop import run_steps
 from ....train.model.shapes import ModelInputs
 from ...library import preprocess
 from ...recipes import small_real_sample
-from ..harness import Facts, clock, new_parser, run_script, scratch_folder, seconds_since, tell
+from .. import harness
+from ..harness import Facts, over_seeds, tell
+from ..plain_torch import Logits, PlainExample, TorchOptimizers, batches_of, scores_of
 from .drawn_impressions import LABELS, LONGEST, SCHEMA, draw_log
-from .plain_torch import Logits, train_plain
 
-PARSER = new_parser(__spec__, __doc__)
+PARSER = harness.new_parser(__spec__, __doc__)
 PARSER.add_argument("--samples", type=int, default=120_000, help="impressions of the drawn log")
 PARSER.add_argument("--seeds", type=int, default=3, help="number of seeds")
 PARSER.add_argument("--epochs", type=int, default=1, help="epochs on the drawn log")
@@ -69,59 +73,36 @@ def measure(options: argparse.Namespace) -> Facts:
     sys.path.insert(0, str(EXAMPLES))
     torch.set_num_threads(1)
     seeds = list(range(options.seeds))
-    with scratch_folder(options) as folder:
+    with harness.scratch_folder(options) as folder:
         log, chances = draw_log(options.samples)
         log.write_parquet(folder / "log.parquet")
         (folder / "log.toml").write_text(SCHEMA)
         sizes: dict[str, Any] = {"batch_size": 256, "embedding_dim": 8, "eval_fraction": 0.4}
-        data = preprocess(
-            folder / "log.parquet",
-            folder / "data",
-            schema=folder / "log.toml",
-            hot_bytes="64KiB",
-            progress=False,
-            **sizes,
-        )
-        shards = Shards.open(data)
-        found = _on_drawn_log(shards, chances, seeds, options.epochs)
+        sizes |= {"hot_bytes": "64KiB", "progress": False}
+        data = preprocess(folder / "log.parquet", folder / "data", schema=folder / "log.toml", **sizes)
+        found = _on_drawn_log(Shards.open(data), chances, seeds, options.epochs)
         if options.data is not None:
             real = Shards.open(preprocess_recipe([options.data], small_real_sample(), folder / "real").folder)
-            found["real"] = {"samples": _samples(real), "auc": _beside_torch(real, "deepfm:DeepFM", seeds)}
+            (of_model,) = _train_both(real, "deepfm:DeepFM", seeds, 1, ())[0].values()
+            found["real"] = {"samples": _samples(real), "auc": {"deepfm:DeepFM": of_model}}
     return found
 
 
 def _on_drawn_log(shards: Shards, chances: dict[str, Logits], seeds: list[int], epochs: int) -> Facts:
-    truth = _labels(shards, LABELS)
-    samples = _samples(shards)
+    truth, samples = _labels(shards, LABELS), _samples(shards)
     of_test = {name: chance_N[-samples["test"] :] for name, chance_N in chances.items()}
-    examples, logits_of = {}, {}
-    for name, labels in MODELS.items():
-        own = [_train_both(shards, name, seed, epochs, labels) for seed in seeds]
-        logits_of[name] = [hotset for hotset, _ in own]
-        examples[name] = {
-            label: _compared(
-                {
-                    program: [auc(both[program][:, number], truth[label]) for both in map(_named, own)]
-                    for program in ("hotset", "plain torch")
-                }
-            )
-            for number, label in enumerate(labels)
-        }
+    both = {name: _train_both(shards, name, seeds, epochs, labels) for name, labels in MODELS.items()}
     return {
         "samples": samples,
         "seeds": seeds,
         "shares": {label: float(np.nanmean(values)) for label, values in truth.items()},
-        "auc": examples,
+        "auc": {name: of_labels for name, (of_labels, _) in both.items()},
         "best": {
-            "click": auc(of_test["click"], truth["click"]),
-            "conversion": auc(of_test["click"] * of_test["would"], truth["conversion"]),
+            "click": _auc(of_test["click"], truth["click"]),
+            "conversion": _auc(of_test["click"] * of_test["would"], truth["conversion"]),
         },
-        "conversions": _conversions(shards, of_test, truth, logits_of["esmm:ESMM"], seeds, epochs),
+        "conversions": _conversions(shards, of_test, truth, both["esmm:ESMM"][1], seeds, epochs),
     }
-
-
-def _named(both: tuple[Logits, Logits]) -> dict[str, Logits]:
-    return dict(zip(("hotset", "plain torch"), both, strict=True))
 
 
 def _conversions(
@@ -140,21 +121,21 @@ def _conversions(
     after: dict[str, list[float]] = {"ESMM": [], "trained on clicks": []}
     both: dict[str, list[float]] = {"ESMM": [], "trained on clicks": [], "product of two models": []}
     for seed, logit_NL in zip(seeds, of_esmm, strict=True):
-        alone = {
-            label: _log_chance(_train(shards, _config(Tower, seed, epochs, (label,)), Tower)[:, 0])
+        click, bought = (
+            _log_chance(_train(shards, _config(Tower, seed, epochs, (label,)), Tower)[:, 0])
             for label in ("click", "bought")
-        }
+        )
         click_N, conversion_N = _log_chance(logit_NL[:, 0]), _log_chance(logit_NL[:, 1])
-        after["ESMM"].append(auc(conversion_N - click_N, truth["would"]))
-        after["trained on clicks"].append(auc(alone["bought"], truth["would"]))
-        both["ESMM"].append(auc(conversion_N, truth["conversion"]))
-        both["trained on clicks"].append(auc(alone["bought"], truth["conversion"]))
-        both["product of two models"].append(auc(alone["click"] + alone["bought"], truth["conversion"]))
+        after["ESMM"].append(_auc(conversion_N - click_N, truth["would"]))
+        after["trained on clicks"].append(_auc(bought, truth["would"]))
+        both["ESMM"].append(_auc(conversion_N, truth["conversion"]))
+        both["trained on clicks"].append(_auc(bought, truth["conversion"]))
+        both["product of two models"].append(_auc(click + bought, truth["conversion"]))
         tell(f"seed {seed}: conversions")
-    best = auc(chances["would"], truth["would"])
+    best = _auc(chances["would"], truth["would"])
     return {
-        "after a click": _compared(after) | {"best": best},
-        "click and conversion": _compared(both),
+        "after a click": over_seeds(after) | {"best": best},
+        "click and conversion": over_seeds(both),
     }
 
 
@@ -174,31 +155,11 @@ def _labels(shards: Shards, names: Sequence[str]) -> dict[str, Logits]:
     return dict(zip(names or ("label",), found.T.astype(np.float64), strict=True))
 
 
-def auc(score_N: Logits, label_N: Logits) -> float:
-    """Return the chance that a positive sample scores above a negative one, ties one half."""
-    values_V, place_N = np.unique(score_N, return_inverse=True)
-    positive_V = np.bincount(place_N, label_N == 1, values_V.size)
-    negative_V = np.bincount(place_N, label_N == 0, values_V.size)
-    below_V = np.cumsum(negative_V) - negative_V
-    pairs = positive_V.sum() * negative_V.sum()
-    return float(((below_V + negative_V / 2) * positive_V).sum() / pairs)
+def _auc(score_N: Logits, label_N: Logits) -> float:
+    return scores_of(score_N, label_N)["auc"]
 
 
-def _compared(values: dict[str, list[float]]) -> Facts:
-    """Return AUCs with mean and deviation over seeds, and the mean difference from the first name."""
-    first = next(iter(values.values()))
-    return {
-        "auc": values,
-        "mean": {name: fmean(own) for name, own in values.items()},
-        "deviation": {name: stdev(own) if len(own) > 1 else 0.0 for name, own in values.items()},
-        "mean_difference": {
-            name: fmean(one - other for one, other in zip(own, first, strict=True))
-            for name, own in values.items()
-        },
-    }
-
-
-def _config(model: Any, seed: int, epochs: int = 1, labels: Sequence[str] = ()) -> TrainConfig:
+def _config(model: Any, seed: int, epochs: int, labels: Sequence[str]) -> TrainConfig:
     name = model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
     weights = ",".join(f"{label}={int(label in labels)}" for label in LABELS) if labels else None
     return TrainConfig(
@@ -214,27 +175,26 @@ def _config(model: Any, seed: int, epochs: int = 1, labels: Sequence[str] = ()) 
     )
 
 
-def _beside_torch(shards: Shards, name: str, seeds: list[int]) -> Facts:
-    (label_N,) = _labels(shards, ()).values()
-    own = [_named(_train_both(shards, name, seed)) for seed in seeds]
-    return {
-        name: _compared(
+def _train_both(
+    shards: Shards, name: str, seeds: Sequence[int], epochs: int, labels: Sequence[str]
+) -> tuple[dict[str, Facts], list[Logits]]:
+    """Train an example in both programs; return AUCs by label, and hotset's logits by seed."""
+    logits: dict[str, list[Logits]] = {"hotset": [], "plain torch": []}
+    for seed in seeds:
+        config = _config(name, seed, epochs, labels)
+        logits["hotset"].append(_train(shards, config))
+        logits["plain torch"].append(_train_plain(shards, config, labels))
+        tell(f"seed {seed}: {name}")
+    of_labels = {
+        label: over_seeds(
             {
-                program: [auc(both[program][:, 0], label_N) for both in own]
-                for program in ("hotset", "plain torch")
+                program: [_auc(logit_NL[:, number], label_N) for logit_NL in own]
+                for program, own in logits.items()
             }
         )
+        for number, (label, label_N) in enumerate(_labels(shards, labels).items())
     }
-
-
-def _train_both(
-    shards: Shards, name: str, seed: int, epochs: int = 1, labels: Sequence[str] = ()
-) -> tuple[Logits, Logits]:
-    config = _config(name, seed, epochs, labels)
-    begin = clock()
-    found = _train(shards, config), train_plain(shards, config, labels)
-    tell(f"seed {seed}: {name}, {seconds_since(begin)[1]:.0f} s")
-    return found
+    return of_labels, logits["hotset"]
 
 
 def _train(shards: Shards, config: TrainConfig, source: Any = None) -> Logits:
@@ -245,5 +205,27 @@ def _train(shards: Shards, config: TrainConfig, source: Any = None) -> Logits:
     return np.concatenate(logits).astype(np.float64)
 
 
+def _train_plain(shards: Shards, config: TrainConfig, labels: Sequence[str]) -> Logits:
+    """Train in plain torch from the initial values of hotset's run; return logits of the test part."""
+    begun = build_trainer(shards, replace(config, placement="all-fast"))
+    weights = {table.name: begun.weights()[table.name] for table in shards.tables}
+    layers: Any = copy.deepcopy(begun.model).cpu()
+    model = PlainExample(shards, layers.module, weights)
+    chosen = config.optimizers(shards.embedding_optimizer)
+    optimizers = TorchOptimizers(chosen, model.tables.parameters(), model.layers.parameters())
+    model.train()
+    for number in batches_of(shards, config):
+        batch = shards.training_batch(number)
+        label_BL = torch.from_numpy(shards.labels_of(batch, labels))
+        is_there_BL = ~label_BL.isnan()
+        losses = binary_cross_entropy_with_logits(model(batch), label_BL.nan_to_num(), reduction="none")
+        optimizers.step((losses * is_there_BL).sum() / shards.batch_size)
+    model.eval()
+    part = EvaluationPart(shards, "test")
+    with torch.no_grad():
+        found = [model(part.batch(number)).double().numpy() for number in part.numbers]
+    return np.concatenate(found)
+
+
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    sys.exit(harness.run_script(PARSER, measure))

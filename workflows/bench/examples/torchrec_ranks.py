@@ -50,9 +50,6 @@ def call_on_ranks(
 ) -> list[Facts]:
     """Call a top-level function in a process for each rank; return what each call returns.
 
-    Args:
-        scratch: folder for what is returned.
-
     Raises:
         HotsetError: a rank failed; it has printed why.
     """
