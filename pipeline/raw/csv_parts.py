@@ -90,8 +90,9 @@ class Header:
 
 def refuse_returns(file: RawFile, block: Block) -> None:
     """Raise InputError where a text ends its lines with carriage returns alone, so that it is one line."""
-    start = block.lines.tobytes().rstrip(b"\n")
-    if start.count(b"\r") > 1 and b"\n" not in start:
+    lines = block.lines.tobytes()
+    is_one_line = block.num_bytes > file.num_bytes and lines.find(b"\n") == len(lines) - 1  # which is added
+    if is_one_line and lines.count(b"\r") > 1:
         raise InputError(
             f"{file.path} ends its lines with a carriage return alone",
             hint=f"`tr '\\r' '\\n' < {file.path.name} > log.csv` writes lines that are read",
@@ -181,14 +182,15 @@ class CsvParts(TextParts):
         # A log without labels lacks their fields, though the schema lists them, and so are partitions.
         partitions = file.partitions
         absent = (*(() if has_label else schema.label_columns), *partitions) if schema.fields else ()
-        self._fields = tuple(name for name in self._header.fields if name not in absent)
-        self.min_line_bytes = 0 if self.is_hashed_whole else max(1, len(self._fields))
+        self.fields = tuple(name for name in self._header.fields if name not in absent)
+        self.min_line_bytes = 0 if self.is_hashed_whole else max(1, len(self.fields))
         wanted = schema.columns(has_label=has_label) if names is None else names
-        self._constants = constants_of(file, wanted, self._fields) if names is None else {}
+        self._constants = constants_of(file, wanted, self.fields) if names is None else {}
         wanted = [name for name in wanted if name not in self._constants]
-        self._columns = np.full(len(self._fields), -1, np.int64)
-        if self._fields:
-            self._columns[find_fields(wanted, self._fields, file)] = np.arange(len(wanted))
+        self._columns = np.arange(len(wanted))  # of a text without a header, which has no rows
+        if self.fields:
+            self._columns = np.full(len(self.fields), -1, np.int64)
+            self._columns[find_fields(wanted, self.fields, file)] = np.arange(len(wanted))
 
     def blocks(self) -> Iterator[tuple[PlainBlock | Block, int]]:
         """Yield each block, with the lines after it that its last record goes on in.
@@ -260,7 +262,7 @@ class CsvParts(TextParts):
         block, head = next(((unread.read(), head) for unread, head in self.blocks()), (None, 0))
         if block is None or not block.num_bytes:
             return 0.0
-        is_one = np.array([name in columns for name in self._fields], np.bool_)
+        is_one = np.array([name in columns for name in self.fields], np.bool_)
         found = self.split(block, head, np.where(is_one, np.cumsum(is_one) - 1, -1))
         return int((found.stops - found.starts).sum()) / block.num_bytes
 
@@ -281,10 +283,10 @@ class CsvParts(TextParts):
         """Return the records of a block before their values are read, in the memory of the thread."""
         found = self.split(block, context or 0)
         names: dict[str, Any] = {"has_label": self.has_label, "constants": self._constants}
-        rows = rows_of_records(block, found, self.schema, self._fields, **names)
+        rows = rows_of_records(block, found, self.schema, self.fields, **names)
         if found.status == WHOLE:
             return rows
-        return replace(rows, wrong=quote_fault(block.text, block.num_bytes, found, self._fields, self.schema))
+        return replace(rows, wrong=quote_fault(block.text, block.num_bytes, found, self.fields, self.schema))
 
     def parse_rows(self, rows: Rows) -> Part:
         """Read the values of rows, perhaps of several files."""
@@ -309,7 +311,7 @@ class CsvParts(TextParts):
         return (block if found.status != UNCLOSED else replace(block, num_bytes=end)), head
 
     def _num_whole(self, found: Records) -> int:
-        return int(np.count_nonzero(found.num_fields == len(self._fields)))
+        return int(np.count_nonzero(found.num_fields == len(self.fields)))
 
 
 def _completed(

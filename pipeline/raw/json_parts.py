@@ -7,9 +7,10 @@ column has values of several types, the block is read again, slowly, and values 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from .text_parts import TextParts
 
 _ROWS_OF_LOOK = 10_000
 _TEXT = pa.string()
+_NULL = pa.null()
 _UNREADABLE = (pa.ArrowException, UnicodeDecodeError)
 
 
@@ -37,9 +39,13 @@ def types_of(found: Any, schema: Schema, names: Sequence[str], *, has_label: boo
         names: the columns, all in ``found``.
     """
     kinds: dict[str, set[str]] = {}
+    types = {name: found.field(name).type for name in names}
     for column in columns_of(schema, has_label):
         kinds.setdefault(column.column, set()).add("unit" if column.form.unit else column.kind)
-    return pa.schema([(name, _type_for(found.field(name).type, kinds[name])) for name in names])
+        # A list that the first rows lack must not be read as the text of one further down.
+        if column.list_form is not None and types.get(column.column) == _NULL:
+            types[column.column] = pa.list_(_NULL)
+    return pa.schema([(name, _type_for(kind, kinds[name])) for name, kind in types.items()])
 
 
 def first_rows(file: RawFile, num_rows: int = _ROWS_OF_LOOK) -> tuple[Any, int]:
@@ -60,11 +66,16 @@ def first_rows(file: RawFile, num_rows: int = _ROWS_OF_LOOK) -> tuple[Any, int]:
     except _UNREADABLE:
         rows = [row for row in map(_row_of, lines) if row]
         types: dict[str, Any] = {}
-        for row in rows:
-            for name, value in row.items():
-                types.setdefault(name, pa.list_(_TEXT) if isinstance(value, list) else _TEXT)
+        for name, value in chain.from_iterable(row.items() for row in rows):
+            if types.get(name, _NULL) == _NULL:
+                types[name] = _NULL if value is None else _as_text(isinstance(value, list))
         batch, is_damaged = read_lines(text, pa.schema(list(types.items())))
         return batch.filter(pa.array(~is_damaged)), int(np.count_nonzero(is_damaged))
+
+
+def _as_text(in_list: bool) -> Any:
+    """Return the type of texts, or of lists of them."""
+    return pa.list_(_TEXT) if in_list else _TEXT
 
 
 def _with_large_numbers(batch: Any, text: NDArray[np.uint8]) -> Any:
@@ -88,7 +99,9 @@ def read_lines(text: NDArray[np.uint8], fields: Any) -> tuple[Any, NDArray[np.bo
         batch = _read(text, fields)
         return batch, np.zeros(batch.num_rows, np.bool_)
     except _UNREADABLE:
-        schema = pa.schema([(each.name, pa.list_(_TEXT) if is_list(each.type) else _TEXT) for each in fields])
+        schema = pa.schema(
+            [(each.name, _NULL if each.type == _NULL else _as_text(is_list(each.type))) for each in fields]
+        )
         batches = []
         is_damaged: list[bool] = []
         # A few lines at a time: as objects of Python they take ten times their bytes.
@@ -180,10 +193,25 @@ def _type_for(found: Any, kinds: set[str]) -> Any:
     return _TEXT if pa.types.is_temporal(found) else found
 
 
+def refuse_lacking(files: Sequence[tuple[RawFile, Sequence[str]]]) -> None:
+    """Raise InputError where all files lack the same column: one alone may, as values may be left out.
+
+    Args:
+        files: those of a log that are JSON Lines, each with the columns that it lacks.
+    """
+    everywhere = [name for name in files[0][1] if all(name in lacking for _, lacking in files)]
+    if everywhere:
+        find_fields(everywhere, first_rows(files[0][0])[0].schema.names, files[0][0])
+
+
+def _with_all(found: Any, names: Iterable[str]) -> Any:
+    """Return an Arrow schema with all of these columns: of those that no row has, all values are missing."""
+    return pa.schema([*found, *(pa.field(name, _NULL) for name in names if name not in found.names)])
+
+
 def batches_of(file: RawFile, names: Sequence[str]) -> Iterator[Any]:
     """Yield record batches of some columns, of the types that the first rows have."""
-    found = first_rows(file)[0].schema
-    find_fields(names, found.names, file)
+    found = _with_all(first_rows(file)[0].schema, names)
     fields = pa.schema([(name, _type_for(found.field(name).type, {"text"})) for name in names])
     for unread in iterate_blocks(file, MIB):
         block = unread.read()
@@ -204,10 +232,9 @@ class JsonParts(TextParts):
         found = first_rows(self.file)[0].schema
         self._constants = constants_of(self.file, wanted, found.names)
         names = [name for name in wanted if name not in self._constants]
-        if not found.names:  # an empty file
-            found = pa.schema([(name, pa.null()) for name in names])
-        find_fields(names, found.names, self.file)
-        self._fields = types_of(found, self.schema, names, has_label=self.has_label)
+        if found.names:  # else it is damaged, or has no row
+            self.lacking = tuple(name for name in names if name not in found.names)
+        self._fields = types_of(_with_all(found, names), self.schema, names, has_label=self.has_label)
         check_types(self.file, self.schema, self._fields, has_label=self.has_label)
 
     def rows_of(self, block: Block, context: int | None) -> Rows:

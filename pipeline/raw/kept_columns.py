@@ -6,8 +6,10 @@ UTF-8; columns of Parquet keep their types.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -18,17 +20,19 @@ from .column_values import array_of
 from .csv_parts import CsvParts
 from .log_parts import COLUMNAR, as_read
 from .raw_file import RawFile
-from .tabular import find_fields
+from .tabular import constants_of, find_fields
 from .text_fields import Spans
 
 
 def kept_columns(
-    file: RawFile, schema: Schema, names: Sequence[str], *, block_bytes: int, has_label: bool
+    files: Iterable[RawFile], schema: Schema, names: Sequence[str], *, block_bytes: int, has_label: bool
 ) -> Iterator[Any]:
     """Return record batches of some columns of a log; names are checked at once.
 
     Args:
-        names: as the log or, for text without names, the schema has them.
+        files: the files of the log.
+        names: as the log, its folders or, for text without names, the schema have them.
+        block_bytes: of text that is read at a time.
         has_label: whether the lines of text without names have labels.
 
     Raises:
@@ -36,20 +40,52 @@ def kept_columns(
         ConfigError: a name occurs twice.
     """
     refuse_twice(names, "--keep")
-    form, schema = as_read(file, schema)
-    if form == "json":
-        from .json_parts import batches_of
+    kept = []
+    lacking: list[tuple[RawFile, Sequence[str]]] = []
+    for file in files:
+        form, as_it_is = as_read(file, schema)
+        if form not in (*COLUMNAR, "json") and as_it_is.format != "csv" and not as_it_is.fields:
+            as_it_is = replace(as_it_is, fields=schema.columns(has_label=True))
+        fields, batches = _open(file, form, as_it_is, block_bytes=block_bytes, has_label=has_label)
+        constants = constants_of(file, names, fields)
+        own = [name for name in names if name not in constants] or fields[:1]
+        if form == "json":
+            lacking.append((file, [name for name in own if name not in fields]))
+        elif fields:  # a text may have no row, nor a header
+            find_fields(own, fields, file)
+        kept.append(_named(batches(own), names, constants))
+    if lacking:
+        from .json_parts import refuse_lacking
 
-        return batches_of(file, names)
+        refuse_lacking(lacking)
+    return chain.from_iterable(kept)
+
+
+def _open(
+    file: RawFile, form: str, schema: Schema, **ways: Any
+) -> tuple[Sequence[str], Callable[[Sequence[str]], Iterator[Any]]]:
+    """Return the columns of a file, and what reads some of them."""
+    if form == "json":
+        from .json_parts import batches_of, first_rows
+
+        return first_rows(file)[0].schema.names, partial(batches_of, file)
     if form in COLUMNAR:
         from .arrow_parts import open_rows
 
         with open_rows(file, form) as rows:
-            find_fields(names, rows.fields.names, file)
-        return _batches(file, form, names)
-    if schema.format != "csv" and not schema.fields:
-        schema = replace(schema, fields=schema.columns(has_label=True))
-    return _texts(CsvParts(file, 0, schema, block_bytes=block_bytes, has_label=has_label, names=names), names)
+            return rows.fields.names, partial(_batches, file, form)
+    parts = partial(CsvParts, file, 0, schema, **ways)
+    return parts(names=()).fields, lambda names: _texts(parts(names=names), names)
+
+
+def _named(batches: Iterable[Any], names: Sequence[str], constants: Mapping[str, str]) -> Iterator[Any]:
+    """Yield batches with all columns; those of the folders have one text in all rows, or none."""
+    for batch in batches:
+        texts = {name: pa.scalar(text or None, pa.string()) for name, text in constants.items()}
+        arrays = [
+            pa.repeat(texts[name], batch.num_rows) if name in texts else batch.column(name) for name in names
+        ]
+        yield pa.record_batch(arrays, names=list(names))
 
 
 def _batches(file: RawFile, form: str, names: Sequence[str]) -> Iterator[Any]:

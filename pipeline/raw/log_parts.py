@@ -31,7 +31,7 @@ from .log_files import BLOCK_OVER_GROUP, mark_of
 from .part import UTF_16_MARKS, Part, RawParts, Rows, UnreadPart, iterate_blocks
 from .raw_file import RawFile
 from .text_fields import Spans
-from .text_parts import CriteoParts
+from .text_parts import CriteoParts, TextParts
 
 _START_BYTES = 4096
 """Bytes of a file that are read to detect its format."""
@@ -77,6 +77,16 @@ def open_parts(
     return ArrowParts(file, number, schema, **settings, form=form)
 
 
+def check_columns(log: Iterable[RawParts]) -> None:
+    """Raise InputError where no file of a log has some column; of most formats, each must have all."""
+    texts = [parts for parts in log if isinstance(parts, TextParts)]
+    files = [(parts.file, parts.lacking) for parts in texts if parts.lacking is not None]
+    if files:
+        from .json_parts import refuse_lacking
+
+        refuse_lacking(files)
+
+
 COLUMNAR = ("parquet", "arrow", "stream", "orc")
 """Formats with typed columns, as `RawFile.read_format` names them."""
 
@@ -97,10 +107,8 @@ def as_read(file: RawFile, schema: Schema) -> tuple[str, Schema]:
     if form != "text":
         return form, replace(schema, format="json" if form == "json" else "parquet", fields=())
     is_csv = schema.format == "csv"
-    if is_csv and (schema.fields or not file.num_bytes):
+    if is_csv and schema.fields:
         return "csv", schema
-    if not file.num_bytes:  # a part without rows
-        return "csv", replace(schema, format="csv", fields=schema.columns(has_label=True))
     from .csv_parts import SEPARATORS, read_header
 
     # The names in the first line show what is between them.
@@ -109,7 +117,8 @@ def as_read(file: RawFile, schema: Schema) -> tuple[str, Schema]:
     for separator in (schema.separator, *SEPARATORS) if is_csv else SEPARATORS:
         text = replace(schema, format="csv", separator=separator, lists=lists)
         with suppress(InputError):  # a quote is wrong
-            if wanted <= set(read_header(file, text).fields):
+            found = read_header(file, text).fields
+            if not found or wanted <= set(found):  # a text may have no row, nor a header
                 return "csv", text
     if is_csv:  # its reader names the column that is lacking
         return "csv", schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -95,6 +95,8 @@ class TextParts(RawParts):
     block_bytes: int
     has_label: bool
     strict: bool = False
+    lacking: tuple[str, ...] | None = field(default=None, init=False)
+    """Columns that no row has, of a format whose rows leave out what is missing; None of others."""
 
     @property
     def is_in_order(self) -> bool:

@@ -42,7 +42,7 @@ from ..folders.totals import ColumnsFacts, ColumnsTotals, RawLog
 from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
 from ..raw.log_files import examples_of, file_of, groups_of, identity_of, inspect_logs, is_of_groups, names_of
-from ..raw.log_parts import COLUMNAR, JoinedFiles, as_read, open_parts
+from ..raw.log_parts import COLUMNAR, JoinedFiles, as_read, check_columns, open_parts
 from ..raw.part import QUOTE, UTF_8, Fault, Part, RawParts, UnreadPart, UnreadParts, iterate_blocks
 from ..raw.raw_file import RawFile
 from ..raw.same_log import REMEDY, check_log, checksum_of_log, note_log
@@ -300,6 +300,8 @@ def ingest(
     num_before = min((num_before, *again))
     tallies = _Tally.of_before(before, num_before) if before else []
     parts = {number: open_log(file, number, config) for number, file in [*enumerate(files)][num_before:]}
+    if not num_before:
+        check_columns(parts.values())
     account = _Account(files, parts, groups, tallies, config, output, resources, trust_names)
     try:
         # Closed when a line is refused: no task may go on writing then.

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from ...pipeline.errors import MIB, FormatError, HotsetError
 from ...pipeline.formats.columns import score_columns, write_scores
 from ...pipeline.raw.kept_columns import beside, kept_columns, refuse_name
 from ...pipeline.raw.log_files import inspect_logs
-from ...pipeline.raw.log_parts import open_parts
+from ...pipeline.raw.log_parts import check_columns, open_parts
 from ...pipeline.raw.parquet_parts import TableParts
 from ...pipeline.raw.part import RawParts
 from ...pipeline.raw.raw_file import RawFile
@@ -184,7 +183,9 @@ class RunPredictor:
         """
         if not has_label and not self._counts_label:
             _log.warning("--no-label changes nothing: a label in a column with a name is not read")
-        return [(str(file.path), self._parts_of(file, has_label)) for file in inspect_logs([log])]
+        logs = [(str(file.path), self._parts_of(file, has_label)) for file in inspect_logs([log])]
+        check_columns(parts for _, parts in logs)
+        return logs
 
     @property
     def _counts_label(self) -> bool:
@@ -243,11 +244,8 @@ def predict_file(
     others: Callable[[Iterator[Any]], Iterator[Any]] = iter
     if keep:
         refuse_name(keep, predictor.columns)
-        kept = [
-            kept_columns(file, predictor.schema, keep, block_bytes=_BLOCK_BYTES, has_label=has_label)
-            for file in files
-        ]
-        others = partial(beside, kept=chain.from_iterable(kept), logs=files)
+        kept = kept_columns(files, predictor.schema, keep, block_bytes=_BLOCK_BYTES, has_label=has_label)
+        others = partial(beside, kept=kept, logs=files)
     num_before, _ = predictor.num_read
     with closing(predictor.predictions(logs)) as batches:
         scores = reported(batches, progress, partial(predictor.expected_in, files))

@@ -125,9 +125,8 @@ def test_parts_of_any_size_hold_the_rows_of_the_whole_file(
             patch.setattr(part_module, "MAX_PIECE_BYTES", 7)
         found = read_parts(path, schema, block_bytes)
         if not wanted.is_refused:
-            kept = kept_columns(
-                RawFile.inspect(path), schema, ["b"], block_bytes=block_bytes, has_label=False
-            )
+            files = [RawFile.inspect(path)]
+            kept = kept_columns(files, schema, ["b"], block_bytes=block_bytes, has_label=False)
             texts = [row["b"].encode() for batch in kept for row in batch.to_pylist()]
             rows = [record for _, record in naive_records(text, marks)[0]]
             assert texts == [row[1] if len(row) > 1 else b"" for row in rows]

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ from hotset.pipeline.formats.arrow_files import write_batch
 from hotset.pipeline.infer_schema import propose_schema
 from hotset.pipeline.raw import arrow_parts
 from hotset.pipeline.raw.json_parts import read_lines, types_of
-from hotset.pipeline.raw.log_files import inspect_logs
+from hotset.pipeline.raw.log_files import inspect_logs, log_files
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.raw.tabular import parse_rows, rows_of_batch
 from hotset.pipeline.runtime.limits import Node
@@ -135,7 +136,7 @@ WRITERS: dict[str, Callable[[Path, list[Row]], Any]] = {
 
 
 def columns_of(path: Path, out: Path, schema: str = SCHEMA, **ways: Any) -> dict[str, list[Any]]:
-    ingest([path], IngestConfig(schema=schema, **ways), out, Resources(workers=2))
+    ingest(log_files([path]), IngestConfig(schema=schema, **ways), out, Resources(workers=2))
     columns = Manifest.read(out)
     found: dict[str, list[Any]] = {}
     for entry in columns.files:
@@ -195,6 +196,17 @@ def test_a_schema_of_csv_reads_every_format(tmp_path: Path, wanted: dict[str, li
     WRITERS[name](tmp_path / "log", rows_of())
     schema = f'format = "csv"\n{KEYS}'
     assert columns_of(tmp_path / "log", tmp_path / "columns", schema) == wanted
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_text_of_no_rows_is_a_file_of_any_log(
+    tmp_path: Path, wanted: dict[str, list[Any]], format: str
+) -> None:
+    files = [tmp_path / name for name in "abcd"]
+    for file, content in zip(files, (b"\n\n", b"\xef\xbb\xbf", gzip.compress(b"")), strict=False):
+        file.write_bytes(content)
+    WRITERS[format](files[-1], rows_of())
+    assert columns_of(tmp_path, tmp_path / "_columns", f'format = "{format}"\n{KEYS}') == wanted
 
 
 def test_lists_as_text_keep_their_separator_in_parquet(tmp_path: Path, wanted: dict[str, list[Any]]) -> None:
@@ -281,6 +293,18 @@ def test_a_key_that_no_row_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no column 'usr'") as caught:
         columns_of(tmp_path / "log", tmp_path / "columns", text)
     assert caught.value.hint == "did you mean 'user'?"
+
+
+def test_a_file_of_json_may_lack_a_key_and_begin_without_a_list(tmp_path: Path) -> None:
+    """The second file has labels of two kinds, which are read slowly."""
+    text = 'format = "json"\nlabel = "y"\ndense = []\n[sparse]\nuser = "integer"\n'
+    text += 'tags = { kind = "text", list = true, separator = "|" }\n'
+    text += 'seen = { kind = "integer", list = true }\n'
+    (tmp_path / "a").write_text('{"y": 1, "tags": null, "seen": null}\n')
+    (tmp_path / "b").write_text('{"y": 1, "tags": null}\n{"y": true, "user": 7, "tags": ["a|b", "c"]}\n')
+    found = columns_of(tmp_path, tmp_path / "_columns", text)
+    assert found["user"] == [None, None, 7]
+    assert found["tags"] == [[None], [None], [xxhash.xxh3_64_intdigest(each) for each in (b"a|b", b"c")]]
 
 
 @pytest.mark.parametrize("name", ["arrow", "arrow-zstd", "stream", "orc", "parquet"])

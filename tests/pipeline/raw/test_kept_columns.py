@@ -14,6 +14,7 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, InputError
 from hotset.pipeline.raw.kept_columns import beside, kept_columns
+from hotset.pipeline.raw.log_files import inspect_logs
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.schema.schema import Schema
 from hotset.pipeline.schema.schema_file import schema_named, schema_of
@@ -25,7 +26,7 @@ SCHEMA = 'label = "click"\n[sparse]\nsite = "text"\n'
 
 def read(log: Path, schema: Schema, names: list[str], **options: Any) -> list[dict[str, Any]]:
     found = kept_columns(
-        RawFile.inspect(log), schema, names, **{"block_bytes": 64, "has_label": True} | options
+        inspect_logs([log]), schema, names, **{"block_bytes": 64, "has_label": True} | options
     )
     return [row for batch in found for row in batch.to_pylist()]
 
@@ -50,7 +51,7 @@ def test_columns_of_parquet_keep_their_types(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "log")
     found = kept_columns(
-        RawFile.inspect(tmp_path / "log"),
+        inspect_logs([tmp_path / "log"]),
         schema_of(f'format = "parquet"\n{SCHEMA}'),
         ["site", "request"],
         block_bytes=64,
@@ -96,6 +97,19 @@ def test_rows_stay_beside_each_other_whatever_the_batches(sizes: list[int], tmp_
     (tmp_path / "log").write_text("other rows")
     with pytest.raises(InputError, match="log changed while it was read"):
         list(beside(scores, iter(kept), [log]))
+
+
+def test_files_give_columns_that_others_lack_and_folders_give_one(tmp_path: Path) -> None:
+    for name, row in (("dt=1/a", '{"site": "a", "request": 7}'), ("dt=2/b", '{"site": "b"}')):
+        log = tmp_path / "log" / name
+        log.parent.mkdir(parents=True)
+        log.write_text(row)
+    schema = schema_of('format = "json"\n[sparse]\nsite = "text"\n')
+    wanted = [{"dt": "1", "request": 7}, {"dt": "2", "request": None}]
+    assert read(tmp_path / "log", schema, ["dt", "request"]) == wanted
+    assert read(tmp_path / "log", schema, ["dt"]) == [{"dt": "1"}, {"dt": "2"}]
+    with pytest.raises(InputError, match="has no column 'requst'"):
+        read(tmp_path / "log", schema, ["dt", "requst"])
 
 
 def test_damage_in_a_column_that_is_kept_is_one_line(tmp_path: Path) -> None:
