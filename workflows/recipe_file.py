@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..pipeline.errors import ByteSize, ConfigError, first_line
+from ..pipeline.errors import ByteSize, ConfigError, first_line, local_path
 from ..pipeline.schema.schema import FeatureSettings
 from .options import find_options, list_options, nearest_option, typed, values_of
 
@@ -73,7 +73,7 @@ def with_recipe(command: str, arguments: Sequence[str]) -> list[str]:
     found, others = find_options(arguments, "--recipe")
     if "--recipe" not in found:
         return others
-    path = Path(found["--recipe"])
+    path = local_path(found["--recipe"])
     return arguments_of(path, command, read_recipe(path).get(command, {})) + others
 
 

@@ -13,12 +13,11 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from ..errors import ConfigError, first_line
+from ..errors import ConfigError, first_line, local_path
 from .known_logs import KNOWN_LOGS, KnownLog
 from .schema import Schema, key_of, quoted, zone_named
 from .schema_keys import FORMATS, UNSET, keys_of, read_keys
@@ -55,7 +54,7 @@ def setting_of(word: str) -> str:
         return word
     # The setting holds the schema in its canonical form, so a run needs the file no longer.
     try:
-        text = Path(word).read_text(encoding="utf-8")
+        text = local_path(word).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"schema {word} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

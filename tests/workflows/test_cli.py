@@ -152,6 +152,14 @@ def test_what_a_user_can_fix_is_one_line_and_exit_status_1(
     assert hint.startswith("hint: ")
 
 
+@pytest.mark.parametrize("option", ["--schema", "--like", "--recipe"])
+def test_an_option_that_decides_defaults_takes_no_store(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["preprocess", "log", "--out", str(tmp_path / "d"), option, "s3://b/x.toml"]) == 1
+    assert "x.toml is in a store, want a path on this machine" in capsys.readouterr().err
+
+
 def test_without_torch_the_extra_is_named(data: Path, tmp_path: Path) -> None:
     commands = (["demo", "--samples", "500"], ["train", str(data), "--out", "RUN"])
     program = "import sys; sys.modules['torch'] = None; from hotset.workflows.cli import main"

@@ -22,6 +22,7 @@ from ...pipeline.errors import (
     ConfigError,
     exact_byte_size,
     format_byte_size,
+    local_path,
     require_at_least,
 )
 from ...pipeline.folders.disk import durable_files
@@ -174,7 +175,7 @@ class PreprocessCommand(Command, PreprocessConfig):
         found, others = find_options(arguments, "--like", "--schema")
         # These decide the defaults of all other options, so they are read before those.
         schema = setting_of(found["--schema"]) if "--schema" in found else None
-        like = Path(found["--like"]) if "--like" in found else None
+        like = local_path(found["--like"]) if "--like" in found else None
         recipe = default_settings(schema, like, _extended(others))
         stages = {stage: getattr(recipe, stage) for stage in FOLDERS}
         return others, {"like": like, **stages}
@@ -393,7 +394,7 @@ class PackOptions(StageOptions):
 def _extended(arguments: Sequence[str]) -> Path | None:
     """Return the DIR that the arguments extend; None where they extend none."""
     found, others = find_options(arguments, "--out")
-    return Path(found["--out"]) if "--extend" in others and "--out" in found else None
+    return local_path(found["--out"]) if "--extend" in others and "--out" in found else None
 
 
 def _with_bare_redo(stage: str, arguments: Sequence[str]) -> list[str]:
