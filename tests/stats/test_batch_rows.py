@@ -150,23 +150,6 @@ def test_samples_are_exact_up_to_the_last_position(num_tables: int, rng: np.rand
     np.testing.assert_array_equal(order, positions // num_tables)
 
 
-def located(
-    ids: list[list[int]], first: list[int], last: list[int], base: list[int]
-) -> tuple[int, list[int]]:
-    ids_N = np.array(ids, np.int32).reshape(-1)
-    slots_N = np.empty(ids_N.size, np.int64)
-    ranges = [np.array(bound, np.int64) for bound in (first, last, base)]
-    return locate_lookups(ids_N, np.empty(0, np.int64), *ranges, slots_N), slots_N.tolist()
-
-
-def test_a_slot_is_base_plus_id() -> None:
-    assert located([[0, 0], [4, 2]], [0, 0], [5, 3], [0, 5]) == (0, [0, 5, 4, 7])
-
-
-def test_rows_outside_the_tier_have_no_slot() -> None:
-    assert located([[1, 2], [9, 3], [-1, 0]], [2, 0], [9, 3], [10, 20]) == (4, [-1, 22, -1, -1, -1, 20])
-
-
 @pytest.mark.parametrize(
     ("ids", "position"), [([[0, 2], [4, 0]], -1), ([[0, 2], [5, 9]], 2), ([[0, -1]], 1), ([], -1)]
 )
@@ -191,12 +174,14 @@ def test_rows_are_located_by_the_feature_of_their_bag(rng: np.random.Generator) 
     ids_N = rng.integers(-1, 8, 50).astype(np.int32)
     bags_N = np.sort(rng.integers(0, 12, 50))
     slots_N = np.empty(50, np.int64)
-    num_absent = locate_lookups(ids_N, bags_N, first, last, base, slots_N)
-    for row, bag, slot in zip(ids_N.tolist(), bags_N.tolist(), slots_N.tolist(), strict=True):
-        feature = bag % 2
-        is_here = first[feature] <= row < last[feature]
-        assert slot == (base[feature] + row - first[feature] if is_here else -1)
-    assert num_absent == np.count_nonzero(slots_N < 0)
+    # Without bags, each feature of each sample has one lookup.
+    for bags, one_each in ((bags_N, bags_N), (np.empty(0, np.int64), np.arange(50))):
+        num_absent = locate_lookups(ids_N, bags, first, last, base, slots_N)
+        for row, bag, slot in zip(ids_N.tolist(), one_each.tolist(), slots_N.tolist(), strict=True):
+            feature = bag % 2
+            is_here = first[feature] <= row < last[feature]
+            assert slot == (base[feature] + row - first[feature] if is_here else -1)
+        assert num_absent == np.count_nonzero(slots_N < 0)
 
 
 def naive_transform(values: NDArray[np.float64], is_valid: NDArray[np.bool_], is_log: bool) -> list[float]:

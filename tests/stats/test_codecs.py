@@ -36,9 +36,6 @@ from hotset.tests.support.compiled import compiled_only
 def test_factors_are_those_of_the_linear_schedule() -> None:
     found = [bound_factor(step, 100) for step in range(102)]
     assert found == pytest.approx([2 - step / 100 for step in range(100)] + [1, 1])
-
-
-def test_without_early_steps_bounds_stay() -> None:
     assert [bound_factor(step, 0) for step in range(20)] == [1] * 20
 
 
@@ -220,12 +217,6 @@ def test_each_table_has_its_own_bound(rng: np.random.Generator) -> None:
     assert error[200:].max() > 4 * error[90:200].max() > 8 * error[:90].max()
 
 
-def test_half_precisions_round_ties_to_even() -> None:
-    rows = np.array([[1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, 1 + 3 * 2.0**-11]], np.float32)
-    assert coded(codec_of("bf16"), RowMessage.of(rows))[0].tolist()[0][:2] == [1, 1 + 4 * 2.0**-8]
-    assert coded(codec_of("fp16"), RowMessage.of(rows))[0].tolist()[0][2:] == [1, 1 + 4 * 2.0**-11]
-
-
 @pytest.mark.parametrize(
     "name", ["", "int7", "bounded", "bounded:", "bounded:x", "bounded:0.5", "bounded:0", "int4", "fp8"]
 )
@@ -348,6 +339,7 @@ def test_half_precisions_are_those_of_the_formats(rng: np.random.Generator) -> N
     rows = uneven_rows(rng, 20, 7)
     # Halfway between two bfloat16, the lower one even or odd.
     rows[0] = (0x3F80_8000 + 2**16 * np.arange(7, dtype=np.uint32)).view(np.float32)
+    rows[1] = 1 + (2 * np.arange(7) + 1) / 2**11  # and two float16
     message = RowMessage.of(rows)
     clipped = np.clip(message.rows_ND, -65_504, 65_504)
     assert encoded(codec_of("fp16"), message) == clipped.astype(np.float16).tobytes()
@@ -382,16 +374,3 @@ def test_numbers_beyond_a_format_are_counted_and_keep_their_sign(name: str) -> N
         assert codec_of(name).encode(message._replace(stream=stream), data) == 2
         found = decoded(codec_of(name), data.tobytes(), shape_of(message))
         assert found.tolist() == [[largest, -largest, 1.0], [0.0, largest, -largest]]
-
-
-def test_rows_of_zeros_and_of_the_largest_floats_come_back() -> None:
-    far = float(np.finfo(np.float32).max)
-    rows = np.array([[0, 0, 0], [far, -far, 0], [1e-45, 0, 0]], np.float32)
-    for stream in (None, 1):
-        message = RowMessage.of(rows, stream=stream)
-        codec = codec_of("int8")
-        found = decoded(codec, encoded(codec, message), shape_of(message))
-        assert found[0].tolist() == [0, 0, 0] and np.isfinite(found).all()
-        assert found[1].tolist() == pytest.approx([far, -far, 0], rel=0.3)
-        # The smallest float has the smallest scale there is, never none.
-        assert abs(float(found[2, 0])) < 2.0**-120

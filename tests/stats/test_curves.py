@@ -169,19 +169,6 @@ def test_a_law_of_the_grid_is_found_again() -> None:
     assert fit.q == 1.0 and fit.s == pytest.approx(0.7) and fit.error < 1e-4
 
 
-def test_errors_are_those_of_all_rows() -> None:
-    # Two levels that no power law has.
-    counts = np.array([1000] * 30 + [10] * 500, np.int64)
-    fit = fit_zipf(counts)
-    hitters = len(fit.heavy_hitters)
-    ranks = np.arange(hitters, counts.size)
-    shares = counts[hitters:] / counts.sum()
-    law = (ranks + fit.q) ** -fit.s
-    differences = shares - law / law.sum() * shares.sum()
-    assert fit.error == pytest.approx(np.abs(differences).sum() / 2) and fit.error > 0.1
-    assert fit.worst_coverage_error == pytest.approx(np.abs(np.cumsum(differences)).max())
-
-
 @pytest.mark.parametrize("counts", [[], [0, 0], [5], [5, 0], [3, 3], [7] * 20])
 def test_small_tables_are_hitters_alone(counts: list[int]) -> None:
     fit = fit_zipf(np.array(counts, np.int64))
@@ -234,15 +221,20 @@ def test_a_fit_is_of_shares_alone() -> None:
         assert found.error == pytest.approx(fit.error, rel=1e-9)
 
 
-def test_errors_go_on_from_one_million_rows_to_the_next() -> None:
-    """Rows are looked at in chunks of 2**20, and the largest error may lie behind the first one."""
-    counts = np.repeat(np.array([9, 1], np.int64), [(1 << 20) + 700, 40_000])
+@pytest.mark.parametrize(
+    ("runs", "error", "of_coverage"),
+    # Two levels that no power law has. Rows are looked at in chunks of 2**20, and the largest error may be
+    # behind the first one.
+    [({1000: 30, 10: 500}, 1e-9, 1e-9), ({9: (1 << 20) + 700, 1: 40_000}, 1e-5, 1e-4)],
+)
+def test_errors_are_those_of_all_rows(runs: dict[int, int], error: float, of_coverage: float) -> None:
+    counts = np.repeat(np.array([*runs], np.int64), [*runs.values()])
     fit = fit_zipf(counts)
     hitters = len(fit.heavy_hitters)
     shares = counts[hitters:] / counts.sum()
     law = (np.arange(hitters, counts.size) + fit.q) ** -fit.s
     differences = shares - law / law.sum() * shares.sum()
     running = np.abs(np.cumsum(differences))
-    assert running.argmax() > 1 << 20
-    assert fit.error == pytest.approx(np.abs(differences).sum() / 2, rel=1e-5)
-    assert fit.worst_coverage_error == pytest.approx(running.max(), rel=1e-4)
+    assert counts.size < 1 << 20 or running.argmax() > 1 << 20
+    assert fit.error == pytest.approx(np.abs(differences).sum() / 2, rel=error)
+    assert fit.worst_coverage_error == pytest.approx(running.max(), rel=of_coverage)

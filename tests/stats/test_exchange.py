@@ -138,30 +138,6 @@ def test_a_mask_has_the_ranks_of_all_samples_that_look_up_the_row(
     assert masks.dtype == mask_type(num_ranks)
 
 
-@pytest.mark.parametrize(
-    ("num_samples", "batch_size", "num_shares", "num_ranks", "wanted"),
-    [
-        (8, 8, 4, 4, [0, 0, 1, 1, 2, 2, 3, 3]),
-        (8, 8, 4, 2, [0, 0, 0, 0, 1, 1, 1, 1]),
-        (3, 8, 4, 4, [0, 0, 1]),
-        (5, 5, 2, 2, [0, 0, 0, 1, 1]),
-        (3, 3, 8, 8, [0, 2, 5]),
-        (0, 4, 2, 1, []),
-    ],
-)
-def test_shares_are_equal_parts_of_a_whole_batch(
-    num_samples: int, batch_size: int, num_shares: int, num_ranks: int, wanted: list[int]
-) -> None:
-    assert ranks_of_samples(num_samples, batch_size, num_shares, num_ranks).tolist() == wanted
-
-
-def test_a_rank_computes_the_same_shares_whatever_their_number_of_samples() -> None:
-    # Share 3 of 8 is computed by rank 1 of 4, in a whole batch and in a short one.
-    whole = ranks_of_samples(80, 80, 8, 4)
-    assert whole[30:40].tolist() == [1] * 10
-    assert ranks_of_samples(37, 80, 8, 4).tolist() == whole[:37].tolist()
-
-
 def test_what_cannot_be_cut_is_refused() -> None:
     with pytest.raises(ValueError, match="6 micro-batches cannot be divided among 4 ranks"):
         ranks_of_samples(4, 8, 6, 4)
@@ -279,15 +255,16 @@ def test_masks_take_the_fewest_bytes(num_ranks: int, bits: int) -> None:
     assert np.dtype(mask_type(num_ranks)).itemsize * 8 == bits
 
 
-@pytest.mark.parametrize(("batch_size", "num_shares", "num_ranks"), [(64, 64, 64), (100, 12, 3), (7, 4, 2)])
+@pytest.mark.parametrize(
+    ("batch_size", "num_shares", "num_ranks"),
+    [(64, 64, 64), (100, 12, 3), (7, 4, 2), (8, 4, 4), (3, 8, 8), (80, 8, 4), (4, 2, 1)],
+)
 def test_samples_go_to_ranks_by_the_definition(batch_size: int, num_shares: int, num_ranks: int) -> None:
     wanted = [i * num_shares // batch_size * num_ranks // num_shares for i in range(batch_size)]
     for num_samples in (0, 1, batch_size // 2, batch_size):
         assert (
             ranks_of_samples(num_samples, batch_size, num_shares, num_ranks).tolist() == wanted[:num_samples]
         )
-    assert all(after - before in (0, 1) for before, after in pairwise(wanted))
-    assert set(wanted) == set(range(num_ranks))
 
 
 _NUM_KEYS = 2_000

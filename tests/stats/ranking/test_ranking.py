@@ -96,21 +96,6 @@ def test_ranks_agree_with_a_sorted_list(counts: dict[int, int], num_missing: int
     assert totals[ranked.oov_id] == ranked.oov_count
 
 
-def test_a_table_of_one_count_is_in_the_order_of_its_categories() -> None:
-    categories = np.array([3, 5, 9], np.uint64)
-    ranked, rows, _ = ranked_rows(categories, np.full(3, 4, np.int64), 4, 1)
-    assert (ranked.missing_id, rows, ranked.oov_id) == (0, [0, 3, 5, 9, 0], 4)
-
-
-def test_the_oov_row_comes_last_in_a_tie_and_by_its_total_otherwise() -> None:
-    for counts, num_missing, min_count, oov_id in (
-        ([2, 1, 1], 0, 2, 1),
-        ([2, 2, 1], 2, 2, 3),
-        ([3, 2, 2], 0, 3, 0),
-    ):
-        assert rank_by_frequency(np.array(counts, np.int64), num_missing, min_count).oov_id == oov_id
-
-
 def test_large_counts_and_many_rows_agree_with_a_sort(rng: np.random.Generator) -> None:
     counts = np.concatenate([rng.integers(1, 2**40, 300), rng.zipf(1.5, 300_000).clip(1, 2**50)])
     categories = np.arange(counts.shape[0], dtype=np.uint64) + 1
@@ -328,7 +313,7 @@ def naive_num_hot_by_density(
 @settings(max_examples=300, deadline=None)
 @given(
     tables=st.lists(st.lists(st.integers(0, 9) | st.integers(2**40, 2**50), max_size=12), max_size=4),
-    widths=st.lists(st.integers(1, 90), min_size=4, max_size=4),
+    widths=st.lists(st.integers(1, 90), min_size=4, max_size=4) | st.just([8] * 4),
     budget_bytes=st.integers(0, 3000),
 )
 def test_rows_of_several_widths_are_hot_by_lookups_per_byte(
@@ -339,23 +324,6 @@ def test_rows_of_several_widths_are_hot_by_lookups_per_byte(
     rows_of = prefixes_of_runs([runs_of(rows) for rows in counts], row_bytes)
     found = num_hot_of_tables(rows_of, sum(map(len, tables)), row_bytes, budget_bytes)
     assert found == naive_num_hot_by_density([rows.tolist() for rows in counts], row_bytes, budget_bytes)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    tables=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=12), min_size=1, max_size=4),
-    budget_bytes=st.integers(0, 500),
-)
-def test_with_one_width_density_is_frequency(tables: list[list[int]], budget_bytes: int) -> None:
-    counts = [np.array(sorted(rows, reverse=True), np.int64) for rows in tables]
-    order = sorted((-int(c), t, row) for t, rows in enumerate(counts) for row, c in enumerate(rows))
-    places = [np.zeros(rows.shape[0], np.int64) for rows in counts]
-    for place, (_, table, row) in enumerate(order):
-        places[table][row] = place
-    row_bytes = [8] * len(tables)
-    rows_of = prefixes_of_runs([runs_of(rows) for rows in counts], row_bytes)
-    wanted = num_hot_of_tables(prefixes_of_places(places), len(order), row_bytes, budget_bytes)
-    assert num_hot_of_tables(rows_of, len(order), row_bytes, budget_bytes) == wanted
 
 
 def test_the_quantile_agrees_with_numerical_integration() -> None:
