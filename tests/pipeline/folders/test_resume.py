@@ -55,6 +55,7 @@ LOGS = [{"name": f"day{number}", "bytes": 9} for number in range(3)]
 KEEPS = Continuation(starts_with, keeps_files=True, is_wanted=True)
 SETS_ASIDE = replace(KEEPS, keeps_files=False)
 UNWANTED = replace(KEEPS, is_wanted=False)
+NEVER = replace(KEEPS, continues=lambda found, wanted: False)
 
 
 def run_of(num_logs: int, *, level: int = 1, version: int = 1) -> RunIdentity:
@@ -74,6 +75,7 @@ OTHER = run_of(2, level=2)
         (FolderState(FOLDER, sealed=TWO), THREE, KEEPS, Decision.EXTEND_SEALED),
         (FolderState(FOLDER, sealed=TWO), THREE, SETS_ASIDE, Decision.EXTEND_SEALED),
         (FolderState(FOLDER, sealed=TWO), THREE, UNWANTED, "first 2 of these 3 files"),
+        (FolderState(FOLDER, sealed=TWO), THREE, NEVER, "first 2 of these 3 files"),
         (FolderState(FOLDER, sealed=TWO), run_of(3, level=2), KEEPS, "level = 1, now 2"),
         (FolderState(FOLDER, sealed=TWO), run_of(2, version=2), KEEPS, "another version"),
         (FolderState(FOLDER, sealed=THREE), TWO, KEEPS, "3 of them, now 2"),
@@ -279,28 +281,6 @@ def test_clearing_keeps_locks_and_what_is_named(folder: Path) -> None:
     remove_children(partial, LOCK, WORKERS, BEGUN)
     assert sorted(path.name for path in partial.iterdir()) == sorted([LOCK, WORKERS, BEGUN])
     assert files_of(folder) >= set(NAMES)
-
-
-def identity_of(num_logs: int, *, version: int = 1, level: int = 1) -> RunIdentity:
-    return RunIdentity(stage="pack", version=version, config={"level": level}, inputs=LOGS[:num_logs])
-
-
-@pytest.mark.parametrize(
-    ("wanted", "continuation", "may"),
-    [
-        (identity_of(3), KEEPS, True),
-        (identity_of(2), KEEPS, False),
-        (identity_of(1), KEEPS, False),
-        (identity_of(3, version=2), KEEPS, False),
-        (identity_of(3, level=2), KEEPS, False),
-        (identity_of(3), replace(KEEPS, is_wanted=False), False),
-        (identity_of(3), replace(KEEPS, continues=lambda found, wanted: False), False),
-    ],
-)
-def test_a_run_continues_if_only_its_inputs_differ_and_it_wants_to(
-    wanted: RunIdentity, continuation: Continuation, may: bool
-) -> None:
-    assert continuation.may_continue(identity_of(2), wanted) is may
 
 
 def test_a_lock_survives_reopening(folder: Path) -> None:

@@ -92,12 +92,6 @@ def test_line_ends_make_no_difference(tmp_path: Path, change: str, rng: np.rando
     assert samples_of(ingest([raw], config(), tmp_path / "out")) == samples
 
 
-def test_empty_fields_are_missing_values(tmp_path: Path) -> None:
-    samples = [Sample(1, (None,) * NUM_DENSE, (None,) * NUM_SPARSE)] * 9
-    raw = write(tmp_path / "log.tsv", text_of(samples))
-    assert samples_of(ingest([raw], config(), tmp_path / "out")) == samples
-
-
 def test_several_files_are_one_log_and_empty_ones_count_nothing(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

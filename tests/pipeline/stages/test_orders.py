@@ -19,15 +19,14 @@ import pytest
 
 from hotset.pipeline.errors import MIB, ByteSize, ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.folders.totals import SamplingInfo
 from hotset.pipeline.preprocess import PreprocessConfig, resolved, run_stage
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
-from hotset.pipeline.stages.orders import _never_worse, calibrate, category_order, sampled_order
+from hotset.pipeline.stages.orders import _never_worse, calibrate, sampled_order
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig, rank
-from hotset.pipeline.stages.row_order import Arrange, HotOrder, RankedTable, read_tables
+from hotset.pipeline.stages.row_order import HotOrder, RankedTable, read_tables
 from hotset.pipeline.stages.split import SplitConfig, split
 from hotset.pipeline.verify import verify
 from hotset.stats.ranking.peeling import Incidence, entry_order
@@ -41,7 +40,6 @@ from hotset.tests.support.naive.naive_stages import (
     columns_of,
     ids_of,
     naive_log,
-    naive_table,
     rows_of,
     run_to,
     tags_of,
@@ -459,80 +457,6 @@ def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
 NUM_COUNTED = 70
 SHARE_DRAWN = 0.4
 SEED_OF_DRAW = 3
-
-
-def order_of(
-    folder: Path, tables: list[RankedTable], *, workers: int = 1, with_replacement: bool = False
-) -> tuple[Arrange, SamplingInfo]:
-    return sampled_order(
-        tables,
-        Manifest.read(folder / "columns"),
-        range(NUM_COUNTED),
-        Resources(workers=workers),
-        rate=SHARE_DRAWN,
-        seed=SEED_OF_DRAW,
-        with_replacement=with_replacement,
-    )
-
-
-@pytest.mark.parametrize("with_replacement", [False, True])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_rows_are_ranked_by_their_lookups_in_the_drawn_samples(
-    folder: Path, tables: list[RankedTable], samples: list[Sample], workers: int, with_replacement: bool
-) -> None:
-    arrange, found = order_of(folder, tables, workers=workers, with_replacement=with_replacement)
-    times = np.zeros(NUM_COUNTED, np.uint8)
-    assert (
-        found.num_drawn_samples
-        == draw_samples(NUM_COUNTED, SHARE_DRAWN, SEED_OF_DRAW, with_replacement, times)
-        > 10
-    )
-    for feature, table in enumerate(tables):
-        rows = naive_table([sample.categories[feature] for sample in samples[:NUM_COUNTED]], 2)
-        whats = [what for what, _ in rows]
-        categories = [samples[n].categories[feature] for n in range(NUM_COUNTED)]
-        of_sample: list[int | str | None] = [what if what in whats else OOV for what in categories]
-        drawn = Counter[int | str | None]()
-        for n, what in enumerate(of_sample):
-            drawn[what] += int(times[n])
-
-        def importance(row: int, whats: list[int | str | None] = whats, drawn: Counter = drawn) -> tuple:  # type: ignore[type-arg]
-            what = whats[row]
-            return -drawn[what], what == OOV, what is not None, what if isinstance(what, int) else 0
-
-        ordered = arrange(table)
-        appearances = ordered.extra["appearance"]
-        assert ordered.order.tolist() == sorted(range(len(rows)), key=importance)
-        assert ordered.extra["sampled"].tolist() == [drawn[whats[row]] for row in ordered.order]
-        firsts = list(dict.fromkeys(of_sample))
-        seen = [firsts.index(whats[row]) for row in ordered.order if whats[row] in firsts]
-        known = [int(n) for n, row in zip(appearances, ordered.order, strict=True) if whats[row] in firsts]
-        assert known == seen and sorted(appearances.tolist()) == list(range(len(rows)))
-
-
-def test_places_are_an_order_over_all_tables_by_sampled_counts(
-    folder: Path, tables: list[RankedTable]
-) -> None:
-    arrange, _ = order_of(folder, tables)
-    rows = []
-    for number, table in enumerate(tables):
-        arranged = arrange(table)
-        assert (np.diff(arranged.places) > 0).all()
-        counts = (-arranged.extra["sampled"]).tolist()
-        rows += [
-            (place, count, number) for place, count in zip(arranged.places.tolist(), counts, strict=True)
-        ]
-    rows.sort()
-    assert [place for place, _, _ in rows] == list(range(len(rows)))
-    assert [(count, number) for _, count, number in rows] == sorted((c, n) for _, c, n in rows)
-
-
-def test_ties_are_missing_first_and_oov_last(tables: list[RankedTable]) -> None:
-    for table in tables:
-        is_oov, is_not_missing, categories = category_order(table)
-        assert np.flatnonzero(is_oov).tolist() == [table.runs.oov_id]
-        assert np.flatnonzero(~is_not_missing).tolist() in ([], [table.runs.missing_id])
-        assert categories.shape == (table.num_rows,)
 
 
 def test_a_cap_that_cannot_be_kept_is_refused_before_anything_is_read(tables: list[RankedTable]) -> None:

@@ -168,13 +168,6 @@ def test_maps_agree_with_dictionaries(
     assert made.totals["num_kept"] == sum(i >= 0 for ids in wanted for i in ids)
 
 
-def test_a_vocabulary_maps_to_itself(vocabularies: dict[tuple[int, int], Path], tmp_path: Path) -> None:
-    same = Manifest.read(vocabularies[3, 3] / "vocabulary")
-    assert mapped(map_ids(same, same, tmp_path / "id_map")) == [
-        list(range(table["num_rows"])) for table in same.totals["tables"]
-    ]
-
-
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 def test_tables_in_pieces_give_the_same_bytes(
     tmp_path: Path, dtype: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch

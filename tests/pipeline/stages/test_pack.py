@@ -372,15 +372,6 @@ def test_a_long_log_is_packed_in_passes_however_much_memory_there_is(
         assert list(batches_of(shards, kind)) == list(batches_of(once, kind))
 
 
-def test_seeds_give_other_orders_and_equal_ones_equal_bytes(tmp_path: Path, folder: Path) -> None:
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        pack_in(folder, tmp_path / name, PackConfig(batch_size=16, seed=seed))
-    trees = [tree_of(tmp_path / name) for name in "abc"]
-    assert trees[0] == trees[1]
-    assert trees[0]["evaluation-00000.arrow"] == trees[2]["evaluation-00000.arrow"]
-    assert trees[0]["mixed-00000.arrow"] != trees[2]["mixed-00000.arrow"]
-
-
 def test_a_resumed_run_leaves_finished_files_between_others_as_they_are(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
