@@ -126,16 +126,19 @@ def groups_of(files: Sequence[RawFile], block_bytes: int) -> dict[int, range]:
 
 
 def examples_of(files: Sequence[RawFile], block_bytes: int) -> Iterator[tuple[RawFile, int]]:
-    """Yield each file that is read alone and the largest of each group, and the bytes that are held of it."""
+    """Yield each file that is read alone and the largest of each group, and the bytes that are held of it.
+
+    Of a group it is the largest of each compression: few bytes of a compressed one may be many.
+    """
     groups = groups_of(files, block_bytes)
     for number, file in enumerate(files):
         group = groups.get(number)
         if group is None:
             yield file, file.num_bytes
         elif number == group.start:
-            of_group = files[group.start : group.stop]
-            # What is joined is there twice.
-            yield max(of_group, key=lambda each: each.num_bytes), 2 * sum(each.num_bytes for each in of_group)
+            of_group = sorted(files[group.start : group.stop], key=lambda each: each.num_bytes)
+            num_bytes = 2 * sum(each.num_bytes for each in of_group)  # what is joined is there twice
+            yield from ((each, num_bytes) for each in {each.compression: each for each in of_group}.values())
 
 
 def file_of(name: str) -> int:

@@ -17,7 +17,7 @@ import pytest
 from hotset.pipeline.errors import ByteSize, HotsetError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.raw import log_files
-from hotset.pipeline.raw.log_files import groups_of
+from hotset.pipeline.raw.log_files import examples_of, groups_of
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig, count
@@ -117,6 +117,13 @@ def test_groups_of_a_log_stay_when_it_grows(rng: np.random.Generator, tmp_path: 
             assert all(
                 number in before for number in whole if number < last and whole[number].stop < num_files
             )
+
+
+def test_memory_is_estimated_by_the_largest_file_of_each_compression(tmp_path: Path) -> None:
+    kinds = [(7, None), (5, "gzip")] * 10
+    files = [RawFile(tmp_path, size, kind, (0,) * 6, 0) for size, kind in kinds]  # type: ignore[arg-type]
+    found = {(file.num_bytes, num_bytes) for file, num_bytes in examples_of(files, 40_000)}
+    assert found == {(7, 240), (5, 240)}
 
 
 @pytest.mark.parametrize("form", FORMS)
