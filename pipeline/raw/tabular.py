@@ -258,7 +258,7 @@ def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
     if lists is not None and not (lists.separator and is_text(kind)):
         wanted = f"a list of {wanted}"
         if not is_list(kind):
-            return f"{found}, want {wanted}"
+            return None if pa.types.is_null(kind) else f"{found}, want {wanted}"
         kind = kind.value_type
     elif is_list(kind) and is_sparse:
         return f"{found}: rows that hold lists need list = true in the schema"
@@ -286,6 +286,8 @@ def parse_rows(rows: Rows, schema: Schema, *, has_label: bool) -> Part:
         cells = found[column.column]
         if column.list_form is not None and isinstance(cells, Spans):
             cells = ListSpans(cells, column.list_form)
+        elif column.list_form is not None and not is_list(cells.type):  # no row of the file has a list
+            cells = pa.nulls(len(cells), pa.list_(pa.null()))
         columns.append((column, cells))
     # What several read of a column in the same way, such as a group and a feature, is read once.
     ways = [(column.column, column.kind, column.form, column.list_form) for column, _ in columns]

@@ -43,11 +43,13 @@ def schema_named(name: str) -> Schema:
 
 
 def setting_of(word: str) -> str:
-    """Return the setting that a user named: a built-in schema or a .toml file.
+    """Return the setting that a user named: a built-in schema, a .toml file, or the text of one.
 
     Raises:
         ConfigError: there is no such schema, or the file cannot be read or is not a schema.
     """
+    if "\n" in word:
+        return write_schema(read_schema(word))
     # What does not end in .toml can only be a name, and a wrong one is refused with the right ones.
     if word in KNOWN_LOGS or not word.endswith(".toml"):
         schema_named(word)

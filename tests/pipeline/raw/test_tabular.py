@@ -333,6 +333,7 @@ COLUMNS: dict[str, tuple[str, Any, Any]] = {
     "float infinity": (FLOAT, pa.array([1, -np.inf]), f"row 2, column 'd': found -inf, {NUMBER}"),
     "fixed lists": (LISTS, pa.array([[1, 2], MISSING], pa.list_(pa.int64(), 2)), [[1, 2], MISSING or [None]]),
     "large lists": (LISTS, pa.array([[1], [], None], pa.large_list(pa.uint8())), [[1], [], [None]]),
+    "no lists": (LISTS, pa.nulls(2), [[None], [None]]),
     "lists of nothing": (LISTS, pa.array([[None], [], None], pa.list_(pa.null())), [[None], [], [None]]),
     "lists of whole floats": (LISTS, pa.array([[1.0], [-1]], pa.list_(pa.float32())), [[1], [2**64 - 1]]),
     "lists of text": (LISTS, pa.array([["1", ""], ["-2"], []]), [[1, None], [2**64 - 2], []]),

@@ -375,6 +375,13 @@ def test_built_in_schemas_go_by_their_names(name: str) -> None:
     assert not is_fingerprint(name)
 
 
+def test_the_text_of_a_schema_is_one() -> None:
+    text = write_schema(schema_named("avazu"))
+    assert setting_of(f"# a comment\n{text}") == text
+    with pytest.raises(ConfigError, match="the schema: format must be one of csv"):
+        setting_of("format = 3\n")
+
+
 def test_schemas_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no schema 'movielens'") as caught:
         setting_of("movielens")
