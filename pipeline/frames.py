@@ -33,21 +33,33 @@ def table_of(frame: Any) -> Any:
 
     Raises:
         ConfigError: it is no frame.
-        InputError: a column has values of several types.
+        InputError: a column has values of several types, or objects of Python.
     """
     try:
         if isinstance(frame, Mapping):
             return pa.table({name: _column_of(values) for name, values in frame.items()})
         if _is_of("polars", "LazyFrame", frame):
-            return frame.collect().to_arrow()
+            frame = frame.collect()
+        if _is_of("polars", "DataFrame", frame):
+            _refuse_objects(frame)
         if _is_of("pandas", "DataFrame", frame):
             return pa.Table.from_pandas(frame, preserve_index=False)
         check_frame(frame)
         return pa.table(frame)
-    except ConfigError:
+    except (ConfigError, InputError):
         raise
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InputError(f"the frame cannot be read as an Arrow table: {first_line(error)}") from error
+
+
+def _refuse_objects(frame: Any) -> None:
+    """Raise InputError where Polars would give the addresses of objects of Python for their values."""
+    for name, kind in frame.schema.items():
+        if str(kind) == "Object":
+            raise InputError(
+                f"column {name!r} of the frame is of Python objects",
+                hint="make the column again with a type, such as polars.String",
+            )
 
 
 def _column_of(values: Any) -> Any:

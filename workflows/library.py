@@ -54,8 +54,8 @@ def preprocess(
         raw: logs in order: paths of Criteo's text, CSV or Parquet, plain, gzip or zstd; or frames of Polars,
             pandas or Arrow, or dictionaries, which need a schema of Parquet.
         out: folder of all stages.
-        schema: a built-in name, a ``.toml`` file, or its text. By default the one of the folder that is extended or
-            that ``like`` names, or criteo-kaggle.
+        schema: a built-in name, a ``.toml`` file, or its text. By default the one of the folder that is
+            extended or that ``like`` names, or criteo-kaggle.
         like: folder whose vocabulary provides the ids; all samples are for evaluation then.
         extend: where ``out`` was made from the first of these logs, read only the others. Its settings are
             the defaults.

@@ -284,10 +284,11 @@ def parse_rows(rows: Rows, schema: Schema, *, has_label: bool) -> Part:
     columns: list[tuple[_Column, Any]] = []
     for column in columns_of(schema, has_label):
         cells = found[column.column]
-        if column.list_form is not None and isinstance(cells, Spans):
-            cells = ListSpans(cells, column.list_form)
-        elif column.list_form is not None and not is_list(cells.type):  # no row of the file has a list
-            cells = pa.nulls(len(cells), pa.list_(pa.null()))
+        if column.list_form is not None:
+            if isinstance(cells, Spans):
+                cells = ListSpans(cells, column.list_form)
+            elif not is_list(cells.type):  # no row of the file has a list
+                cells = pa.nulls(len(cells), pa.list_(pa.null()))
         columns.append((column, cells))
     # What several read of a column in the same way, such as a group and a feature, is read once.
     ways = [(column.column, column.kind, column.form, column.list_form) for column, _ in columns]

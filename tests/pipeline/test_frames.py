@@ -63,6 +63,9 @@ def test_pandas_is_read() -> None:
 
 
 def test_what_is_no_frame_is_refused() -> None:
+    objects = pl.DataFrame({"user": pl.Series([object()], dtype=pl.Object)})
+    with pytest.raises(InputError, match="column 'user' of the frame is of Python objects"):
+        table_of(objects.lazy())
     with pytest.raises(ConfigError, match="want a path or a frame of Polars, pandas or Arrow, got int"):
         table_of(3)
     with pytest.raises(InputError, match="the frame cannot be read as an Arrow table"):

@@ -471,7 +471,7 @@ def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     preprocess(batch_size=9)
 
 
-@follows("pipeline/frames.py::check_frame workflows/library.py::_files_of")
+@follows("pipeline/frames.py::check_frame _refuse_objects workflows/library.py::_files_of")
 def test_frames_are_given_as_hints_say(shell: Shell) -> None:
     frame = pl.DataFrame({"click": [0, 1] * 90, "age": [3, 4, 5] * 60, "country": ["a", "b"] * 90})
     hint = hint_of(lambda: hotset.preprocess(frame, "framed", schema="criteo-kaggle", workers=1))
@@ -481,6 +481,11 @@ def test_frames_are_given_as_hints_say(shell: Shell) -> None:
     )
     hotset.preprocess(frame, "framed", schema="framed.toml", workers=1)
     wrong: Any = 3
+    objects = frame.with_columns(pl.Series("country", ["a", "b"] * 90, dtype=pl.Object))
+    hint = hint_of(lambda: hotset.preprocess(objects, "typed", schema="framed.toml", workers=1))
+    assert hint == "make the column again with a type, such as polars.String"
+    typed = objects.with_columns(pl.Series("country", objects["country"].to_list(), dtype=pl.String))
+    hotset.preprocess(typed, "typed", schema="framed.toml", workers=1)
     assert hint_of(lambda: hotset.predict("run", wrong)).startswith("give the path as text")
     assert hotset.predict("run", "log.tsv").height == 600
 
