@@ -10,7 +10,6 @@ rewritten for it, or it is passed by; the result counts both by their reason. Du
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import multiprocessing
 import os
@@ -33,7 +32,7 @@ from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.tests.fuzz.drawn_logs import Column, Log, draw_log
 from hotset.tests.support.logs.other_logs import columns_in
-from hotset.workflows.bench.harness import Facts, new_parser, run_script, scratch_folder, tell
+from hotset.workflows.bench.harness import Facts, Options, main, new_parser, tell
 
 PARSER = new_parser(__spec__, __doc__)
 PARSER.add_argument("--files", type=int, default=100_000, help="number of logs")
@@ -254,7 +253,7 @@ def _facts_of(log: Log) -> Iterator[str]:
         yield f"encoding {log.encoding}"
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, scratch: Path) -> Facts:
     """Read the logs in memory, where the system has a folder of it."""
     if options.scratch is None and os.access("/dev/shm", os.W_OK):
         options.scratch = Path("/dev/shm")
@@ -264,7 +263,7 @@ def measure(options: argparse.Namespace) -> Facts:
     added = tuple(total)
     started = time.perf_counter()
     spawn = multiprocessing.get_context("spawn")
-    with scratch_folder(options) as scratch, ProcessPoolExecutor(options.workers, spawn) as pool:
+    with ProcessPoolExecutor(options.workers, spawn) as pool:
         for task in [
             pool.submit(fuzz_logs, min(_FILES_OF_TASK, end - first), first, scratch) for first in firsts
         ]:
@@ -281,4 +280,4 @@ def measure(options: argparse.Namespace) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    main(PARSER, measure)

@@ -5,12 +5,11 @@ python -m hotset.tests.fuzz.fuzz_scores --cases 100000 --out result.json
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from hotset.pipeline.errors import MissingExtraError
 from hotset.train.metrics import CLICKS
 from hotset.train.scoring.sample_scores import SampleScores
-from hotset.workflows.bench.harness import Facts, new_parser, run_script, tell
+from hotset.workflows.bench.harness import Facts, Options, main, new_parser, tell
 
 PARSER = new_parser(__spec__, __doc__)
 PARSER.add_argument("--cases", type=int, default=100_000)
@@ -30,7 +29,7 @@ _MOST_SAMPLES_OF_CASE = 60
 _CASES_AT_A_TIME = 500
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, scratch: Path) -> Facts:
     """Return the largest difference of each score over random cases."""
     if find_spec("sklearn") is None:
         raise MissingExtraError("scores need scikit-learn", hint="`pip install scikit-learn` installs it")
@@ -141,4 +140,4 @@ def _gauc_by_polars(cases: Sequence[Mapping[str, NDArray[Any]]]) -> list[float |
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    main(PARSER, measure)

@@ -9,14 +9,13 @@ crash or a failure, not luck.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import mmap
 import random
 import re
-import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from hotset.pipeline.raw.records import TRAILING, UNCLOSED, WHOLE, Dialect, spli
 from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, Spans, parse_hex8, parse_integers
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
 from hotset.tests.support.naive.naive_fields import Marks, naive_integer, naive_records
-from hotset.workflows.bench.harness import Facts, new_parser, run_script
+from hotset.workflows.bench.harness import Facts, Options, main, new_parser
 
 PARSER = new_parser(__spec__, __doc__)
 _KINDS = ("lines", "fields")
@@ -318,10 +317,10 @@ def fuzz_text(kind: str, num_lines: int, seed: int) -> dict[str, Any]:
     }
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, scratch: Path) -> Facts:
     """Mutate so many lines of each kind."""
     return {kind: fuzz_text(kind, options.lines, options.seed) for kind in options.kinds}
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    main(PARSER, measure)

@@ -12,11 +12,9 @@ is Student's, of 95%.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -40,7 +38,7 @@ from ...train.rows.tiers import InitialValues
 from ...train.run import train
 from ..library import preprocess
 from . import harness
-from .harness import Facts, tell
+from .harness import Facts, Options, tell
 from .plain_torch import PlainDcn, PlainDlrm, PlainNet, TorchOptimizers, batches_of, scores_of
 
 DIM = 16
@@ -98,22 +96,19 @@ PARSER.add_argument("--train-samples", type=int, default=120_000, help="of a gen
 PARSER.add_argument("--test-samples", type=int, default=100_000, help="of a generated log")
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, folder: Path) -> Facts:
     """Train every program on every log with each model, optimizer and seed; return scores and differences."""
     if "real" in options.logs and options.data is None:
         raise ConfigError("the log called real needs --data")
     torch.set_num_threads(1)
-    with harness.scratch_folder(options) as folder:
-        logs = {name: Data(folder / name, name, options) for name in options.logs}
-        cases: list[Facts] = []
-        for optimizer, model, log in product(options.optimizers, options.models, options.logs):
-            scores: dict[str, list[Scores]] = {program: [] for program in options.programs}
-            for seed, program in product(range(options.seeds), options.programs):
-                scores[program].append(logs[log].scores(program, model, optimizer, seed))
-                tell(f"{optimizer}, {model}, {log}, seed {seed}, {program}: {scores[program][-1]}")
-            cases.append(
-                {"log": log, "model": model, "optimizer": optimizer} | harness.scores_over_seeds(scores)
-            )
+    logs = {name: Data(folder / name, name, options) for name in options.logs}
+    cases: list[Facts] = []
+    for optimizer, model, log in product(options.optimizers, options.models, options.logs):
+        scores: dict[str, list[Scores]] = {program: [] for program in options.programs}
+        for seed, program in product(range(options.seeds), options.programs):
+            scores[program].append(logs[log].scores(program, model, optimizer, seed))
+            tell(f"{optimizer}, {model}, {log}, seed {seed}, {program}: {scores[program][-1]}")
+        cases.append({"log": log, "model": model, "optimizer": optimizer} | harness.scores_over_seeds(scores))
     return {
         "logs": {name: data.facts() for name, data in logs.items()},
         "recipes": {name: asdict(config.optimizers("")) for name, config in RECIPES.items()},
@@ -144,7 +139,7 @@ class Data:
         options: those of the script.
     """
 
-    def __init__(self, folder: Path, name: str, options: argparse.Namespace) -> None:
+    def __init__(self, folder: Path, name: str, options: Options) -> None:
         folder.mkdir()
         self.log, self._layers, self._folder = LOGS[name], LAYERS[options.layers], folder
         raw, eval_fraction = options.data, 0.2
@@ -285,4 +280,4 @@ def take_values_of_hotset(net: PlainNet, shards: Shards, config: TrainConfig) ->
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

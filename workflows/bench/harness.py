@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ...pipeline.errors import ConfigError, HotsetError, first_line
 from ...pipeline.folders.whole_file import check_target, whole_file
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Facts = dict[str, Any]
 """Plain data, ready for JSON."""
+Options = argparse.Namespace
 Seconds = tuple[float, float]
 """Wall and CPU seconds, these of all threads."""
 _MESSAGES = "messages.txt"
@@ -60,16 +61,21 @@ def new_parser(script: ModuleSpec | None, description: str | None) -> argparse.A
 
 def run_script(
     parser: argparse.ArgumentParser,
-    measure: Callable[[argparse.Namespace], Facts],
+    measure: Callable[[Options, Path], Facts],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Parse the options, measure, and write the result with what made it; return the exit status."""
+    """Parse the options, measure, and write the result with what made it; return the exit status.
+
+    ``measure`` has a temporary folder, in ``--scratch`` if given.
+    """
     try:
         options = parser.parse_args(arguments)
         # Some measure for hours, so a file that cannot be written is refused first.
         if options.out:
             check_target(options.out, overwrite=True)
-        result = made_by(options, str(parser.prog).rpartition(".")[2]) | measure(options)
+        result = made_by(options, str(parser.prog).rpartition(".")[2])
+        with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=options.scratch) as name:
+            result |= measure(options, Path(name))
         text = json.dumps(result, indent=1, default=str) + "\n"
         if options.out is None:
             print(text, end="")
@@ -83,7 +89,12 @@ def run_script(
     return 0
 
 
-def made_by(options: argparse.Namespace, name: str) -> Facts:
+def main(parser: argparse.ArgumentParser, measure: Callable[[Options, Path], Facts]) -> NoReturn:
+    """Run a script as a program."""
+    sys.exit(run_script(parser, measure))
+
+
+def made_by(options: Options, name: str) -> Facts:
     """Return what made a result: script, settings without folders of this machine, machine and versions."""
     settings = {key: value for key, value in vars(options).items() if key not in ("out", "scratch")}
     plain = {key: value.name if isinstance(value, Path) else value for key, value in settings.items()}
@@ -93,13 +104,6 @@ def made_by(options: argparse.Namespace, name: str) -> Facts:
 def tell(text: str) -> None:
     """Print progress on stderr."""
     print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def scratch_folder(options: argparse.Namespace) -> Iterator[Path]:
-    """Yield a temporary folder, in ``--scratch`` if given."""
-    with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=options.scratch) as name:
-        yield Path(name)
 
 
 def take_turns(candidates: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:

@@ -10,7 +10,6 @@ checkpoint.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -39,7 +38,7 @@ from ...train.run_config import METRICS
 from ...train.run_folder.files import CHECKPOINTS
 from ..drawn_shards import DrawnShards
 from . import harness
-from .harness import Facts, tell
+from .harness import Facts, Options, tell
 
 _FILES = ("weights.safetensors", "states.safetensors", "metrics.jsonl", "batch_order.npy")
 """Files of a finished run that must have the bytes of an unbroken one."""
@@ -91,7 +90,7 @@ PARSER.add_argument("--seed", type=int, default=0, help="seed of the moments")
 PARSER.add_argument("--stall-rows", type=int, default=10_000_000, help="rows of the checkpoint timed")
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, scratch: Path) -> Facts:
     """Kill and resume until enough kills have hit; ``faults`` is empty if all went well."""
     rng = random.Random(options.seed)
     # Kills after a run was finished are late, and not among the others.
@@ -99,25 +98,24 @@ def measure(options: argparse.Namespace) -> Facts:
     tally["restarts"] = []
     unbroken: dict[Kind, Unbroken] = {}
     weights: dict[tuple[str, str], object] = {}
-    with harness.scratch_folder(options) as scratch:
-        kinds = itertools.cycle(_prepare(options, scratch))
-        while tally["kills"] < options.kills and tally["late"] <= 2 * options.kills:
-            kind = next(kinds)
-            if kind not in unbroken:
-                unbroken[kind] = _run_unbroken(kind, scratch)
-                found = unbroken[kind].checksums.get(_FILES[0])
-                if weights.setdefault((kind.order, kind.optimizer), found) != found:
-                    tally["faults"].append(f"{kind.name} has other weights than another placement")
-            if options.of == "restarts":
-                _kill_and_wait(kind, unbroken[kind], scratch, rng, tally)
-            else:
-                _kill_and_resume(kind, unbroken[kind], scratch, rng, tally, options.kills)
-            tell("{kills} kills, {identical} of {folders} folders identical".format(**tally))
-        stall = measure_stall(options.stall_rows, scratch) if options.of == "train" else None
+    kinds = itertools.cycle(_prepare(options, scratch))
+    while tally["kills"] < options.kills and tally["late"] <= 2 * options.kills:
+        kind = next(kinds)
+        if kind not in unbroken:
+            unbroken[kind] = _run_unbroken(kind, scratch)
+            found = unbroken[kind].checksums.get(_FILES[0])
+            if weights.setdefault((kind.order, kind.optimizer), found) != found:
+                tally["faults"].append(f"{kind.name} has other weights than another placement")
+        if options.of == "restarts":
+            _kill_and_wait(kind, unbroken[kind], scratch, rng, tally)
+        else:
+            _kill_and_resume(kind, unbroken[kind], scratch, rng, tally, options.kills)
+        tell("{kills} kills, {identical} of {folders} folders identical".format(**tally))
+    stall = measure_stall(options.stall_rows, scratch) if options.of == "train" else None
     return tally | {"stall": stall}
 
 
-def _prepare(options: argparse.Namespace, scratch: Path) -> list[Kind]:
+def _prepare(options: Options, scratch: Path) -> list[Kind]:
     """Write the log and, to train, the shards; return what is killed in turn."""
     data = scratch / "data"
     is_preprocess = options.of == "preprocess"
@@ -352,4 +350,4 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

@@ -8,9 +8,7 @@ could gain.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +30,7 @@ from ...train.data.shards import Shards
 from ...train.loop import Trainer, run_steps
 from ..drawn_shards import DrawnShards
 from . import harness
-from .harness import Facts, Measurement, MemoryLimit, clock, seconds_since, tell
+from .harness import Facts, Measurement, MemoryLimit, Options, clock, seconds_since, tell
 
 IN_MEMORY = "in memory, no limit"
 LOOKAHEAD = "lookahead"
@@ -50,7 +48,7 @@ PARSER.add_argument("--batches", type=int, default=_BATCHES, help="batches of an
 PARSER.add_argument("--rounds", type=int, default=3, help="rounds in which each contestant runs once")
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, scratch: Path) -> Facts:
     """Draw the samples of each share of cold lookups, and let every contestant train on them in turn."""
     if not all(0 < share <= 1 for share in options.cold_shares):
         raise ConfigError("cold_shares must be above 0, and at most 1")
@@ -60,21 +58,20 @@ def measure(options: argparse.Namespace) -> Facts:
     hot_rows_of_table = options.memory // 10 // bytes_of_rows
     shares = []
     is_limited = True
-    with harness.scratch_folder(options) as scratch:
-        warm_up = _draw(scratch / "warm-up", _WARM_UP_ROWS, 100, 0.5, 3)
-        for share in options.cold_shares:
-            num_batches = max(round(options.batches * 0.1 / share), 1)
-            drawn = _draw(scratch / f"cold-{share}", rows_of_table, hot_rows_of_table, share, num_batches)
-            tell(f"{share:.0%} cold lookups, {num_batches} batches")
-            turns = {
-                name: partial(_measure, name, config, options.memory, drawn, warm_up, scratch)
-                for name, config in _configs(options.memory).items()
-            }
-            found = harness.take_turns(turns, options.rounds)
-            # The contestant in memory runs without a limit, and shows nothing of whether limits work here.
-            is_limited &= all(one[1] for name, own in found.items() if name != IN_MEMORY for one in own)
-            rounds = {name: [one[0] for one in own] for name, own in found.items()}
-            shares.append({"cold_share": share, "num_batches": num_batches, **_share(rounds)})
+    warm_up = _draw(scratch / "warm-up", _WARM_UP_ROWS, 100, 0.5, 3)
+    for share in options.cold_shares:
+        num_batches = max(round(options.batches * 0.1 / share), 1)
+        drawn = _draw(scratch / f"cold-{share}", rows_of_table, hot_rows_of_table, share, num_batches)
+        tell(f"{share:.0%} cold lookups, {num_batches} batches")
+        turns = {
+            name: partial(_measure, name, config, options.memory, drawn, warm_up, scratch)
+            for name, config in _configs(options.memory).items()
+        }
+        found = harness.take_turns(turns, options.rounds)
+        # The contestant in memory runs without a limit, and shows nothing of whether limits work here.
+        is_limited &= all(one[1] for name, own in found.items() if name != IN_MEMORY for one in own)
+        rounds = {name: [one[0] for one in own] for name, own in found.items()}
+        shares.append({"cold_share": share, "num_batches": num_batches, **_share(rounds)})
     return {"shares": shares, "is_limited": is_limited, "table_bytes": rows_of_table * bytes_of_rows}
 
 
@@ -209,4 +206,4 @@ def _disk_traffic() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

@@ -9,7 +9,6 @@ another checkout (``--other``) and with Polars, which reads the same columns.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -29,7 +28,7 @@ from ...pipeline.errors import MIB, HotsetError
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.runtime.limits import numbers_in
 from . import harness
-from .harness import Facts, Seconds, tell
+from .harness import Facts, Options, Seconds, tell
 
 PARSER = harness.new_parser(__spec__, __doc__)
 PARTS = ("memory", "small_parts", "speeds")
@@ -52,11 +51,10 @@ _ROWS_AT_A_TIME = 500
 _NUM_ELEMENTS, _TEXT_BYTES = 2_000, 5_000
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, scratch: Path) -> Facts:
     """Measure memory, small groups and speeds."""
     measures = {"memory": _peaks, "small_parts": _small_parts, "speeds": _speeds}
-    with harness.scratch_folder(options) as scratch:
-        return {part: measures[part](options, scratch) for part in options.of}
+    return {part: measures[part](options, scratch) for part in options.of}
 
 
 def _columns(kind: str, num_wide: int, first: int, num_rows: int) -> Facts:
@@ -76,7 +74,7 @@ def _batches(kind: str, num_wide: int, num_rows: int) -> Iterator[pa.RecordBatch
         yield pa.RecordBatch.from_pydict({"label": labels, **_columns(kind, num_wide, first, rows)})
 
 
-def _write(kind: str, format: str, options: argparse.Namespace, path: Path) -> None:
+def _write(kind: str, format: str, options: Options, path: Path) -> None:
     """Write a log that has so many bytes as text."""
     value_bytes = 12 if format == "json" else 4  # with its name, if that is short
     widths = {"texts": _TEXT_BYTES, "lists": 7 * _NUM_ELEMENTS, "columns": value_bytes * options.columns}
@@ -105,7 +103,7 @@ def _schema(format: str, sparse: Sequence[str], path: Path, dense: Sequence[str]
     return path
 
 
-def _peaks(options: argparse.Namespace, scratch: Path) -> list[Facts]:
+def _peaks(options: Options, scratch: Path) -> list[Facts]:
     """Preprocess each log within each cap, with one and two workers; return the peaks of anonymous memory."""
     found = []
     for form in options.forms:
@@ -176,7 +174,7 @@ def _ingest(program: str, log: Path, schema: Path, scratch: Path) -> Seconds:
 _THIS = str(Path(sys.executable).with_name("hotset"))
 
 
-def _small_parts(options: argparse.Namespace, scratch: Path) -> Facts:
+def _small_parts(options: Options, scratch: Path) -> Facts:
     """Compare many small parts with one of the same rows, by CPU seconds of reading them."""
     schema = _samples_schema("parquet", scratch)
     logs = {name: scratch / name for name in ("groups", "one_group", "files", "one_file")}
@@ -196,7 +194,7 @@ def _small_parts(options: argparse.Namespace, scratch: Path) -> Facts:
     }
 
 
-def _speeds(options: argparse.Namespace, scratch: Path) -> Facts:
+def _speeds(options: Options, scratch: Path) -> Facts:
     """Compare reading with another checkout and with Polars; a ratio above 1 says that this one is faster."""
     facts: Facts = {"samples": options.samples}
     table = _samples(options.samples)
@@ -221,4 +219,4 @@ def _speeds(options: argparse.Namespace, scratch: Path) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

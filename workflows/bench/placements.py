@@ -13,8 +13,6 @@ The excess is that of the window over the whole epoch.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -50,7 +48,7 @@ from ...train.placements.placements import AllFast, Hybrid, HybridDedup, build_p
 from ...train.placements.staging import Lookahead, PlanQueue, StagingPlacement
 from ..recipes import criteo_kaggle
 from . import harness
-from .harness import Facts, tell
+from .harness import Facts, Options, tell
 from .train_step import WARM_UP_STEPS, samples_of, train_timed
 
 _BELADY = "belady, P = 0"
@@ -81,19 +79,18 @@ PARSER.add_argument("--epochs", type=int, default=2, help="of window")
 PARSER.add_argument("--synthetic", action="store_true", help="plan streams that no log has, in window")
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, scratch: Path) -> Facts:
     """Measure what the options select, on one log."""
     if not all(0 < share < 1 for share in options.shares):
         raise ConfigError("shares must be between 0 and 1")
-    with harness.scratch_folder(options) as scratch:
-        if options.what == "window" and options.synthetic:
-            return _summary(dict(_synthetic_cases()))
-        log = options.data or harness.new_log(scratch, options.samples)
-        measures = {"epoch": _measure_epoch, "window": _measure_window, "orders": _compare_orders}
-        return measures[options.what](options, log, scratch / "data")
+    if options.what == "window" and options.synthetic:
+        return _summary(dict(_synthetic_cases()))
+    log = options.data or harness.new_log(scratch, options.samples)
+    measures = {"epoch": _measure_epoch, "window": _measure_window, "orders": _compare_orders}
+    return measures[options.what](options, log, scratch / "data")
 
 
-def _packed_by_share(options: argparse.Namespace, log: Path, data: Path) -> Iterator[tuple[Facts, Shards]]:
+def _packed_by_share(options: Options, log: Path, data: Path) -> Iterator[tuple[Facts, Shards]]:
     """Yield the shards of a log, for SGD, with each share of all rows hot."""
     for share in options.shares:
         num_rows = VocabularyTotals.of(preprocess([log], criteo_kaggle(), data, until="rank")).num_rows
@@ -182,7 +179,7 @@ def _num_vectors(shards: Shards, placement: Hybrid, reader: IdReader, order: Seq
     return sum(ids.num_bags for ids in batches)
 
 
-def _measure_epoch(options: argparse.Namespace, log: Path, data: Path) -> Facts:
+def _measure_epoch(options: Options, log: Path, data: Path) -> Facts:
     """Count the bytes of all placements by share of hot rows, and train the first batches."""
     shares = []
     for about, shards in _packed_by_share(options, log, data):
@@ -276,7 +273,7 @@ class Epoch:
     num_samples: int
 
 
-def _measure_window(options: argparse.Namespace, log: Path, data: Path) -> Facts:
+def _measure_window(options: Options, log: Path, data: Path) -> Facts:
     """Plan a log with every budget of staging slots, with a window and with the whole epoch known."""
     cases = {}
     for about, shards in _packed_by_share(options, log, data):
@@ -414,7 +411,7 @@ def _zipf_epoch(exponent: float, once: float, seed: int) -> Epoch:
     return _stream(draw())
 
 
-def _compare_orders(options: argparse.Namespace, log: Path, data: Path) -> Facts:
+def _compare_orders(options: Options, log: Path, data: Path) -> Facts:
     """Rank a log in each order, and count the hot samples and lookups of every budget."""
     width = row_bytes(options.embedding_dim, "sgd")
     shares: dict[str, list[Facts | None]] = {}
@@ -469,4 +466,4 @@ def _shares(order: str, vocabulary: Manifest, samples: Manifest, width: int) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

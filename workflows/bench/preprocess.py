@@ -10,7 +10,6 @@ the log.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import json
@@ -50,7 +49,7 @@ from ...pipeline.stages.pack import PackConfig, pack
 from ..recipes import criteo_kaggle
 from . import harness
 from . import polars_program as polars
-from .harness import Facts, Measurement, MemoryLimit, Seconds, tell
+from .harness import Facts, Measurement, MemoryLimit, Options, Seconds, tell
 
 _WARM_UP_LINES = 2000
 _HOT_BYTES, _LARGE_HOT_BYTES = ByteSize(4 * MIB), ByteSize(256 * MIB)
@@ -90,18 +89,17 @@ PARSER.add_argument("--growth", type=int, nargs="+", help="samples of logs that 
 PARSER.add_argument("--alone", action="store_true", help="growth without Polars, whose memory grows, too")
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, scratch: Path) -> Facts:
     """Measure what the options select."""
     if min(options.samples, options.dlrm_samples, options.rounds) < 1:
         raise ConfigError("samples and rounds must be 1 or more")
-    with harness.scratch_folder(options) as scratch:
-        if options.growth:
-            return growth(options, scratch)
-        if options.phases:
-            return in_phases(options, scratch)
-        if options.dlrm:
-            return against_dlrm(options, scratch)
-        return against_polars(options, scratch)
+    if options.growth:
+        return growth(options, scratch)
+    if options.phases:
+        return in_phases(options, scratch)
+    if options.dlrm:
+        return against_dlrm(options, scratch)
+    return against_polars(options, scratch)
 
 
 def _recipe(hot_bytes: ByteSize) -> PreprocessConfig:
@@ -110,7 +108,7 @@ def _recipe(hot_bytes: ByteSize) -> PreprocessConfig:
     return replace(recipe, split=replace(recipe.split, hot_bytes=hot_bytes))
 
 
-def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
+def against_polars(options: Options, scratch: Path) -> Facts:
     """Compare whole jobs, parsing alone, and whole processes, imports included."""
     recipe = _recipe(_HOT_BYTES)
     log, warm_up = harness.new_log(scratch, options.samples), _warm_up_log(scratch)
@@ -213,7 +211,7 @@ def _keep(block: PlainBlock | Block) -> pa.RecordBatch:
     return pa.record_batch(parsed.columns)
 
 
-def against_dlrm(options: argparse.Namespace, scratch: Path) -> Facts:
+def against_dlrm(options: Options, scratch: Path) -> Facts:
     """Compare samples per second: DLRM's code visits each value in Python, and may get a shorter log."""
     if not (options.dlrm / _DLRM_MODULE).is_file():
         raise ConfigError(f"{options.dlrm} has no {_DLRM_MODULE}: give a checkout of facebookresearch/dlrm")
@@ -323,7 +321,7 @@ def _days(num_train: int, num_samples: int) -> NDArray[np.int64]:
     return np.array([*np.diff(ends), num_samples - num_train], np.int64)
 
 
-def growth(options: argparse.Namespace, scratch: Path) -> Facts:
+def growth(options: Options, scratch: Path) -> Facts:
     """Preprocess a log of each size in a fresh process, within a quarter of the memory, Polars next to it."""
     recipe, cap_bytes = _recipe(_LARGE_HOT_BYTES), default_memory_bytes()
     warm_up = _warm_up_log(scratch)
@@ -350,7 +348,7 @@ def growth(options: argparse.Namespace, scratch: Path) -> Facts:
     return {"runs": runs, "cap_bytes": cap_bytes}
 
 
-def in_phases(options: argparse.Namespace, scratch: Path) -> Facts:
+def in_phases(options: Options, scratch: Path) -> Facts:
     """Let `pack` take passes and two phases in turn, on inputs larger than a limit of memory.
 
     Both get the same limit, page cache included, and most of it as ``--memory``; the inputs are on disk at
@@ -391,7 +389,7 @@ def _packed_bytes(data: Path) -> int:
 
 
 def _pack_in_limit(
-    is_in_passes: bool, options: argparse.Namespace, data: Path, warm_up: Path, scratch: Path
+    is_in_passes: bool, options: Options, data: Path, warm_up: Path, scratch: Path
 ) -> Measurement:
     """Pack once in a new process whose group is limited, from files that no page cache holds."""
     with harness.memory_limit(options.limit) as limit:
@@ -463,4 +461,4 @@ def _way(measured: list[Measurement], input_bytes: int) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

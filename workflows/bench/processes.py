@@ -11,7 +11,6 @@ checkout is faster.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import shutil
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from ..machine import commit
 from . import harness
-from .harness import Facts, Seconds, tell
+from .harness import Facts, Options, Seconds, tell
 
 _THIS = Path(__file__).resolve().parents[2]
 _THIS_HOTSET = (sys.executable, "-m", "hotset")
@@ -40,15 +39,19 @@ PARSER.add_argument("--epochs", type=int, default=3, help="of the longer run; th
 PARSER.add_argument("--rounds", type=int, default=5)
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, scratch: Path) -> Facts:
     """Measure the first commands of a new user, or both checkouts."""
-    if options.other is not None:
-        return _compare_checkouts(options)
-    with harness.scratch_folder(options) as scratch:
+    if options.other is None:
         return {"demo": _demos(options, scratch), "answers": _answers(options, scratch)}
+    checkouts = {"this": _THIS, "other": options.other.resolve()}
+    programs = {name: harness.program_of(checkout) for name, checkout in checkouts.items()}
+    facts: Facts = {"commits": {name: commit(path) for name, path in checkouts.items()}}
+    if options.samples:
+        facts["preprocess"] = _preprocess(programs, options, scratch)
+    return facts | {"train": _train(programs, options, scratch)}
 
 
-def _demos(options: argparse.Namespace, scratch: Path) -> Facts:
+def _demos(options: Options, scratch: Path) -> Facts:
     """Run demos with an empty cache of kernels, and right after each one with the cache that it filled."""
     samples = () if options.demo_samples is None else ("--samples", str(options.demo_samples))
     # Reads libraries from disk, for the first demo as for the others.
@@ -78,7 +81,7 @@ def _demos(options: argparse.Namespace, scratch: Path) -> Facts:
     return facts
 
 
-def _answers(options: argparse.Namespace, scratch: Path) -> Facts:
+def _answers(options: Options, scratch: Path) -> Facts:
     """Time the help, and commands whose input does not exist."""
     nowhere, out = str(scratch / "nowhere"), ("--out", str(scratch / "out"))
     commands: dict[str, tuple[list[str], int]] = {
@@ -96,25 +99,13 @@ def _answers(options: argparse.Namespace, scratch: Path) -> Facts:
     return {name: harness.median_seconds(rounds) | {"rounds": rounds} for name, rounds in found.items()}
 
 
-def _compare_checkouts(options: argparse.Namespace) -> Facts:
-    """Preprocess and train with both checkouts, in turns."""
-    checkouts = {"this": _THIS, "other": options.other.resolve()}
-    programs = {name: harness.program_of(checkout) for name, checkout in checkouts.items()}
-    with harness.scratch_folder(options) as scratch:
-        facts: Facts = {"commits": {name: commit(path) for name, path in checkouts.items()}}
-        if options.samples:
-            facts["preprocess"] = _preprocess(programs, options, scratch)
-        facts["train"] = _train(programs, options, scratch)
-    return facts
-
-
 def _hotset(program: str, out: Path, *words: object) -> Seconds:
     """Run a command of a checkout that writes ``out``, anew."""
     shutil.rmtree(out, ignore_errors=True)
     return harness.time_process([program, *map(str, words), "-q", "--out", str(out)])
 
 
-def _preprocess(programs: dict[str, str], options: argparse.Namespace, scratch: Path) -> Facts:
+def _preprocess(programs: dict[str, str], options: Options, scratch: Path) -> Facts:
     log = harness.new_log(scratch, options.samples, name="preprocess.tsv")
     turns = {
         name: partial(_hotset, program, scratch / "out", "preprocess", log, "--hot-bytes", "256MiB")
@@ -125,7 +116,7 @@ def _preprocess(programs: dict[str, str], options: argparse.Namespace, scratch: 
     return {"samples": options.samples} | _ratio(harness.take_turns(turns, options.rounds))
 
 
-def _train(programs: dict[str, str], options: argparse.Namespace, scratch: Path) -> list[Facts]:
+def _train(programs: dict[str, str], options: Options, scratch: Path) -> list[Facts]:
     log = harness.new_log(scratch, options.train_samples, name="train.tsv")
     # Criteo's recipe keeps the last of seven days for evaluation.
     num_samples = (options.epochs - 1) * (6 * options.train_samples // 7)
@@ -165,4 +156,4 @@ def _ratio(rounds: dict[str, list[Seconds]]) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

@@ -8,9 +8,7 @@ compares with plain torch.
 
 from __future__ import annotations
 
-import argparse
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -24,7 +22,7 @@ from ...train.config import TrainConfig
 from ...train.run import train
 from ..recipes import recipe_for, small_real_sample
 from . import harness
-from .harness import Facts, tell
+from .harness import Facts, Options, tell
 
 ProtocolName = Literal["criteo-x1", "criteo-x4", "avazu-x1", "avazu-x4"]
 FILES = ("train.csv", "valid.csv", "test.csv")
@@ -40,7 +38,7 @@ PARSER.add_argument("--ranks", type=int, default=1, help="processes of each run 
 PARSER.add_argument("--protocol", choices=get_args(ProtocolName), help="published split that --data holds")
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, folder: Path) -> Facts:
     """Train what the options select with every seed; return scores, means, deviations and differences."""
     seeds = list(range(options.seeds))
     logs, recipe = [options.data], small_real_sample()
@@ -48,23 +46,22 @@ def measure(options: argparse.Namespace) -> Facts:
         logs, recipe = [options.data / name for name in FILES], recipe_for(options.protocol)
         # Hot rows are counted with the state that this training keeps for them.
         recipe = replace(recipe, split=replace(recipe.split, embedding_optimizer="adam"))
-    with harness.scratch_folder(options) as folder:
-        shards = preprocess(logs, recipe, folder / "data")
-        totals = ShardsTotals.of(shards)
-        facts: Facts = {"samples": totals.samples.to_json(), "seeds": seeds, "preprocess": asdict(recipe)}
-        if options.protocol:
-            contestants = _published_contestants(totals, folder)
-            facts |= _published_facts(options.protocol, totals)
-        else:
-            contestants = {
-                words or "defaults": partial(_in_process, words, options.ranks, folder)
-                for words in options.vary or [""]
-            }
-        scores: dict[str, list[Scores]] = {name: [] for name in contestants}
-        for seed in seeds:
-            for name, run in contestants.items():
-                scores[name].append(run(seed))
-                tell(f"seed {seed}, {name}: AUC {scores[name][-1]['auc']}")
+    shards = preprocess(logs, recipe, folder / "data")
+    totals = ShardsTotals.of(shards)
+    facts: Facts = {"samples": totals.samples.to_json(), "seeds": seeds, "preprocess": asdict(recipe)}
+    if options.protocol:
+        contestants = _published_contestants(totals, folder)
+        facts |= _published_facts(options.protocol, totals)
+    else:
+        contestants = {
+            words or "defaults": partial(_in_process, words, options.ranks, folder)
+            for words in options.vary or [""]
+        }
+    scores: dict[str, list[Scores]] = {name: [] for name in contestants}
+    for seed in seeds:
+        for name, run in contestants.items():
+            scores[name].append(run(seed))
+            tell(f"seed {seed}, {name}: AUC {scores[name][-1]['auc']}")
     return facts | harness.scores_over_seeds(scores)
 
 
@@ -162,4 +159,4 @@ def _published_facts(protocol: ProtocolName, totals: ShardsTotals) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

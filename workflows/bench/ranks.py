@@ -12,9 +12,7 @@ step, next to what is predicted.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections import defaultdict
 from functools import partial
 from importlib import import_module
@@ -43,7 +41,7 @@ from ...train.run import train
 from ...train.torchrec.sharding import count_uses
 from . import harness
 from .examples.torchrec_ranks import Spy, call_on_ranks
-from .harness import Facts, tell
+from .harness import Facts, Options, tell
 
 BOUNDS = (0.01, 0.03, 0.05)
 _FLOAT_BYTES = 4
@@ -63,24 +61,23 @@ PARSER.add_argument("--budgets", type=int, nargs="+", default=[1, 4, 16], help="
 PARSER.add_argument("--steps", type=int, help="of spy; by default an epoch, whose bytes are predicted")
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, folder: Path) -> Facts:
     """Measure what the options select."""
     least = 1 if options.what == "spy" else 2
     if not all(least <= ranks <= MOST_RANKS for ranks in options.ranks):
         raise ConfigError(f"ranks must be from {least} to {MOST_RANKS}")
     jobs = {"bytes": count_bytes, "codecs": compare_codecs, "speed": compare_speed}
     jobs |= {"splits": compare_splits, "spy": spy_on_ranks}
-    with harness.scratch_folder(options) as folder:
-        log = harness.new_log(folder, options.samples)
-        return jobs[options.what](options, log, folder)
+    log = harness.new_log(folder, options.samples)
+    return jobs[options.what](options, log, folder)
 
 
-def _packed(options: argparse.Namespace, log: Path, folder: Path, batch_size: int, **settings: Any) -> Shards:
+def _packed(options: Options, log: Path, folder: Path, batch_size: int, **settings: Any) -> Shards:
     settings |= {"batch_size": batch_size, "embedding_dim": options.embedding_dim}
     return harness.pack_again(log, folder / "data", **settings)
 
 
-def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
+def count_bytes(options: Options, log: Path, folder: Path) -> Facts:
     """Count vectors and gradients per sample between all ranks, from the plainest scheme to the least."""
     found = []
     for ranks in options.ranks:
@@ -111,7 +108,7 @@ def _read_epoch(shards: Shards, num_ranks: int) -> RankedEpoch:
     return ranked_epoch(trace, starts, int(first_row_F1[-1]), shards.batch_size, num_ranks)
 
 
-def compare_codecs(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
+def compare_codecs(options: Options, log: Path, folder: Path) -> Facts:
     """Return, for each size of messages, how many times smaller each codec makes the lookups."""
     shards = _packed(options, log, folder, RANK_BATCH)
     # Hot-only batches have the first numbers, so batches are drawn evenly from all of them.
@@ -142,7 +139,7 @@ def _ratios_of(batches: list[NDArray[np.int32]], dim: int, slice_samples: int) -
     return {name: plain_bytes / found for name, found in sorted(num_bytes.items())}
 
 
-def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
+def compare_speed(options: Options, log: Path, folder: Path) -> Facts:
     """Train in turns on the same batches and micro-batches; speeds are those that the runs report."""
     shards = _packed(options, log, folder, 2 * RANK_BATCH)
     steps = str(min(_STEPS, shards.num_training_batches))
@@ -176,7 +173,7 @@ def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts
     }
 
 
-def compare_splits(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
+def compare_splits(options: Options, log: Path, folder: Path) -> Facts:
     """Compare ways to place rows, by batch size and budget of hot rows."""
     found = []
     for batch_size, budget in product(options.batch_sizes, options.budgets):
@@ -211,7 +208,7 @@ def _summary(row: Facts) -> Facts:
     }
 
 
-def spy_on_ranks(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
+def spy_on_ranks(options: Options, log: Path, folder: Path) -> Facts:
     """Train with each split on each number of ranks, and compare bytes with those predicted."""
     hot_bytes = ByteSize(options.budgets[0] * MIB)
     shards = _packed(options, log, folder, options.batch_sizes[0], hot_bytes=hot_bytes)
@@ -303,4 +300,4 @@ def spy_on_rank(data: Path, folder: Path, splits: dict[str, tuple[int, ...]], nu
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

@@ -10,11 +10,9 @@ FBGEMM all tables are one module that looks up and updates in fused kernels; the
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +41,7 @@ from ...train.loop import Trainer, read_ahead, train_steps
 from ...train.model.shapes import dlrm_shape
 from .. import drawn_shards
 from . import harness
-from .harness import Facts, Seconds, tell
+from .harness import Facts, Options, Seconds, tell
 from .plain_torch import PlainDcn, PlainDlrm, PlainNet, TorchOptimizers
 
 _FBGEMM = "fbgemm_gpu"
@@ -65,26 +63,25 @@ PARSER.add_argument("--round-samples", type=int, default=32_768, help="at least,
 PARSER.add_argument("--open-files", type=int, help="shard files to open instead")
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, scratch: Path) -> Facts:
     """Measure every contestant at every batch size, dim and number of threads; or how shards are opened."""
     records: list[Facts] = []
     ratios: list[Facts] = []
     threads_before = torch.get_num_threads()
-    with harness.scratch_folder(options) as scratch:
-        if options.open_files is not None:
-            return _measure_opening(options.open_files, scratch)
-        for shards in _each_shards(options, scratch):
-            for threads in options.threads:
-                setting = {"batch_size": shards.batch_size, "embedding_dim": shards.embedding_dim}
-                setting["threads"] = threads
-                tell(", ".join(f"{name} {value:,}" for name, value in setting.items()))
-                rounds = harness.take_turns(_contestants(shards, options, threads), options.rounds)
-                num_steps = len(order_of(shards, options.round_samples)) - WARM_UP_STEPS
-                for name, measured in rounds.items():
-                    about = {"name": name} | setting
-                    records.append(about | _of_a_sample(measured, num_steps * shards.batch_size))
-                    found = harness.compare(rounds[REFERENCE], measured)
-                    ratios.append(about | {f"{clock}_ratio": ratio for clock, ratio in found.items()})
+    if options.open_files is not None:
+        return _measure_opening(options.open_files, scratch)
+    for shards in _each_shards(options, scratch):
+        for threads in options.threads:
+            setting = {"batch_size": shards.batch_size, "embedding_dim": shards.embedding_dim}
+            setting["threads"] = threads
+            tell(", ".join(f"{name} {value:,}" for name, value in setting.items()))
+            rounds = harness.take_turns(_contestants(shards, options, threads), options.rounds)
+            num_steps = len(order_of(shards, options.round_samples)) - WARM_UP_STEPS
+            for name, measured in rounds.items():
+                about = {"name": name} | setting
+                records.append(about | _of_a_sample(measured, num_steps * shards.batch_size))
+                found = harness.compare(rounds[REFERENCE], measured)
+                ratios.append(about | {f"{clock}_ratio": ratio for clock, ratio in found.items()})
     torch.set_num_threads(threads_before)
     return {"contestants": records, "ratios": ratios}
 
@@ -96,7 +93,7 @@ def _of_a_sample(rounds: list[Seconds], num_samples: int) -> Facts:
     return medians | {"rounds": {"wall_us": wall, "cpu_us": cpu}}
 
 
-def _each_shards(options: argparse.Namespace, scratch: Path) -> Iterator[Shards]:
+def _each_shards(options: Options, scratch: Path) -> Iterator[Shards]:
     """Generate the log once and pack it for each dim and batch size."""
     largest = max(options.batch_sizes)
     # Seven sevenths: the last is for evaluation, and the last batch may be short.
@@ -119,9 +116,7 @@ def order_of(shards: Shards, round_samples: int) -> list[int]:
     return (order * -(-num_steps // len(order)))[:num_steps]
 
 
-def _contestants(
-    shards: Shards, options: argparse.Namespace, threads: int
-) -> dict[str, Callable[[], Seconds]]:
+def _contestants(shards: Shards, options: Options, threads: int) -> dict[str, Callable[[], Seconds]]:
     order = order_of(shards, options.round_samples)
     config = TrainConfig(
         model=options.model,
@@ -257,4 +252,4 @@ def _first_step(folder: Path) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

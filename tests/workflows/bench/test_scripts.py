@@ -258,7 +258,7 @@ def test_a_result_that_cannot_be_written_is_refused_first(
 ) -> None:
     parser = harness.new_parser(harness.__spec__, "Measure.")
     words = ["--out", str(tmp_path / "nowhere/result.json")]
-    assert harness.run_script(parser, lambda _: pytest.fail("measured"), words) == 1
+    assert harness.run_script(parser, lambda *_: pytest.fail("measured"), words) == 1
     assert capsys.readouterr().err.startswith("error: ")
 
 

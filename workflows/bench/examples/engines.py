@@ -13,9 +13,7 @@ digit, two runs grow apart, whatever made them.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
@@ -30,7 +28,7 @@ from ....train.recipe_options import RecipeOptions
 from ....train.run import RunOptions, train
 from ....train.run_folder.weights import open_weights
 from .. import harness
-from ..harness import Facts, tell
+from ..harness import Facts, Options, tell
 from .drawn_impressions import LABELS, SCHEMA, draw_log
 from .torchrec_ranks import call_on_ranks
 
@@ -57,34 +55,33 @@ _Run = tuple[Path, TrainConfig, tuple[int, ...], Path]
 """Shards, config, replicated rows of each table, and folder of a run."""
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, folder: Path) -> Facts:
     """Train all contestants, and compare their losses, scores and weights."""
-    with harness.scratch_folder(options) as folder:
-        logs = _logs(options, folder)
-        configs = {
-            (log, optimizer): replace(
-                _CONFIG,
-                embedding_optimizer=optimizer,
-                dense_optimizer="same",
-                pooling=pooling,
-                recipe=RecipeOptions(max_steps=options.steps),
-            )
-            for (log, pooling), optimizer in product(_POOLINGS.items(), options.optimizers)
-        }
-        for (log, optimizer), config in configs.items():
-            train(logs[log].manifest.folder, config, _folder(folder, log, optimizer), _options())
-        for num_ranks in options.ranks:
-            runs = [
-                _run(logs[log], config, split, _folder(folder, log, optimizer, split, num_ranks))
-                for ((log, optimizer), config), split in product(configs.items(), _SPLITS)
-            ]
-            call_on_ranks(num_ranks, folder, train_as_rank, runs)
-            tell(f"{num_ranks} ranks")
-        found = []
-        for (log, optimizer), split in product(configs, _SPLITS):
-            own = {ranks: _folder(folder, log, optimizer, split, ranks) for ranks in options.ranks}
-            compared = _compare(_folder(folder, log, optimizer), own)
-            found.append({"log": log, "optimizer": optimizer, "rows": split} | compared)
+    logs = _logs(options, folder)
+    configs = {
+        (log, optimizer): replace(
+            _CONFIG,
+            embedding_optimizer=optimizer,
+            dense_optimizer="same",
+            pooling=pooling,
+            recipe=RecipeOptions(max_steps=options.steps),
+        )
+        for (log, pooling), optimizer in product(_POOLINGS.items(), options.optimizers)
+    }
+    for (log, optimizer), config in configs.items():
+        train(logs[log].manifest.folder, config, _folder(folder, log, optimizer), _options())
+    for num_ranks in options.ranks:
+        runs = [
+            _run(logs[log], config, split, _folder(folder, log, optimizer, split, num_ranks))
+            for ((log, optimizer), config), split in product(configs.items(), _SPLITS)
+        ]
+        call_on_ranks(num_ranks, folder, train_as_rank, runs)
+        tell(f"{num_ranks} ranks")
+    found = []
+    for (log, optimizer), split in product(configs, _SPLITS):
+        own = {ranks: _folder(folder, log, optimizer, split, ranks) for ranks in options.ranks}
+        compared = _compare(_folder(folder, log, optimizer), own)
+        found.append({"log": log, "optimizer": optimizer, "rows": split} | compared)
     return {
         "batches": {
             log: {"hot_only": int(own.is_hot_only.sum()), "all": len(own.is_hot_only)}
@@ -95,7 +92,7 @@ def measure(options: argparse.Namespace) -> Facts:
     }
 
 
-def _logs(options: argparse.Namespace, folder: Path) -> Mapping[str, Shards]:
+def _logs(options: Options, folder: Path) -> Mapping[str, Shards]:
     """Prepare the logs; both ways to pool read the same lists."""
     single, lists = (
         {"batch_size": options.batch_size, "hot_bytes": hot_bytes, "embedding_dim": options.embedding_dim}
@@ -184,4 +181,4 @@ def faults_of(row: Facts) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)

@@ -8,7 +8,6 @@ With ``--data``, models of one label without histories are also trained on a log
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from ....train.model.shapes import ModelInputs
 from ...library import preprocess
 from ...recipes import small_real_sample
 from .. import harness
-from ..harness import Facts, over_seeds, tell
+from ..harness import Facts, Options, over_seeds, tell
 from ..plain_torch import Logits, PlainExample, TorchOptimizers, batches_of, scores_of
 from .drawn_impressions import LABELS, LONGEST, SCHEMA, draw_log
 
@@ -68,23 +67,22 @@ class Tower(nn.Module):
         return logits.squeeze(1)
 
 
-def measure(options: argparse.Namespace) -> Facts:
+def measure(options: Options, folder: Path) -> Facts:
     """Train every example with every seed; return AUCs by label, and those of conversions."""
     sys.path.insert(0, str(EXAMPLES))
     torch.set_num_threads(1)
     seeds = list(range(options.seeds))
-    with harness.scratch_folder(options) as folder:
-        log, chances = draw_log(options.samples)
-        log.write_parquet(folder / "log.parquet")
-        (folder / "log.toml").write_text(SCHEMA)
-        sizes: dict[str, Any] = {"batch_size": 256, "embedding_dim": 8, "eval_fraction": 0.4}
-        sizes |= {"hot_bytes": "64KiB", "progress": False}
-        data = preprocess(folder / "log.parquet", folder / "data", schema=folder / "log.toml", **sizes)
-        found = _on_drawn_log(Shards.open(data), chances, seeds, options.epochs)
-        if options.data is not None:
-            real = Shards.open(preprocess_recipe([options.data], small_real_sample(), folder / "real").folder)
-            (of_model,) = _train_both(real, "deepfm:DeepFM", seeds, 1, ())[0].values()
-            found["real"] = {"samples": _samples(real), "auc": {"deepfm:DeepFM": of_model}}
+    log, chances = draw_log(options.samples)
+    log.write_parquet(folder / "log.parquet")
+    (folder / "log.toml").write_text(SCHEMA)
+    sizes: dict[str, Any] = {"batch_size": 256, "embedding_dim": 8, "eval_fraction": 0.4}
+    sizes |= {"hot_bytes": "64KiB", "progress": False}
+    data = preprocess(folder / "log.parquet", folder / "data", schema=folder / "log.toml", **sizes)
+    found = _on_drawn_log(Shards.open(data), chances, seeds, options.epochs)
+    if options.data is not None:
+        real = Shards.open(preprocess_recipe([options.data], small_real_sample(), folder / "real").folder)
+        (of_model,) = _train_both(real, "deepfm:DeepFM", seeds, 1, ())[0].values()
+        found["real"] = {"samples": _samples(real), "auc": {"deepfm:DeepFM": of_model}}
     return found
 
 
@@ -228,4 +226,4 @@ def _train_plain(shards: Shards, config: TrainConfig, labels: Sequence[str]) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(harness.run_script(PARSER, measure))
+    harness.main(PARSER, measure)
