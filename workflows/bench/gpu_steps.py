@@ -10,7 +10,6 @@ count. It finds in the caches what its last run left there, which the lower boun
 `TorchRecRun` runs such steps by TorchRec, with its tables in host memory behind a cache. It was never run on
 a GPU.
 """
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
@@ -392,49 +391,23 @@ class TorchRecRun:
 
     def _count(self, batch: Any) -> Any:
         # Three batches are in the pipeline, in each turn alike.
-        self.num_samples += len(batch.label_B)
+        self.num_samples += len(batch.labels)
         return batch
 
     def _read_from(self, shards: Shards) -> Callable[[int], Any]:
         from torchrec import KeyedJaggedTensor
-        from torchrec.streamable import Pipelineable
+        from torchrec.datasets.utils import Batch
 
-        Pipelineable.register(_KeyedBatch)
         names = [table.name for table in shards.tables]
 
-        def read(number: int) -> _KeyedBatch:
+        def read(number: int) -> Any:
             batch = shards.training_batch(number)
             ids = torch.from_numpy(np.ascontiguousarray(batch.ids_BF.T)).view(-1).long()
             sparse = KeyedJaggedTensor(names, ids, lengths=torch.ones(ids.numel(), dtype=torch.int32))
-            keyed = _KeyedBatch(batch.label_B, batch.dense_BK, sparse)
+            keyed = Batch(batch.dense_BK, sparse, batch.label_B)
             return keyed.pin_memory() if self._device.type == "cuda" else keyed
 
         return read
-
-
-@dataclass(slots=True)
-class _KeyedBatch:
-    """A batch as TorchRec's pipelines move it."""
-
-    label_B: torch.Tensor
-    dense_BK: torch.Tensor
-    sparse: Any
-    """A KeyedJaggedTensor."""
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> _KeyedBatch:
-        parts = (each.to(device, non_blocking=non_blocking) for each in self._parts)
-        return _KeyedBatch(*parts)
-
-    def pin_memory(self) -> _KeyedBatch:
-        return _KeyedBatch(*(each.pin_memory() for each in self._parts))
-
-    def record_stream(self, stream: Any) -> None:
-        for each in self._parts:
-            each.record_stream(stream)
-
-    @property
-    def _parts(self) -> tuple[Any, ...]:
-        return self.label_B, self.dense_BK, self.sparse
 
 
 class _Head(torch.nn.Module):
@@ -444,11 +417,11 @@ class _Head(torch.nn.Module):
         super().__init__()
         self.dense, self._num_tables, self._batch_size = dense, num_tables, batch_size
 
-    def forward(self, batch: _KeyedBatch, pooled_BN: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: Any, pooled_BN: torch.Tensor) -> torch.Tensor:
         emb_BFD = pooled_BN.view(len(pooled_BN), self._num_tables, -1)
         with torch.autocast(pooled_BN.device.type, torch.bfloat16, enabled=pooled_BN.is_cuda):
-            logit_B = self.dense.logits(batch.dense_BK, [emb_BFD])
-        loss = binary_cross_entropy_with_logits(logit_B.float(), batch.label_B, reduction="sum")
+            logit_B = self.dense.logits(batch.dense_features, [emb_BFD])
+        loss = binary_cross_entropy_with_logits(logit_B.float(), batch.labels, reduction="sum")
         return loss / self._batch_size
 
 
@@ -459,8 +432,8 @@ class _KeyedModel(torch.nn.Module):
         super().__init__()
         self.tables, self.head = tables, head
 
-    def forward(self, batch: _KeyedBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        loss = self.head(batch, self.tables(batch.sparse).values())
+    def forward(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = self.head(batch, self.tables(batch.sparse_features).values())
         return loss, loss.detach()
 
 
