@@ -176,18 +176,14 @@ def _whole_processes(log: Path, recipe: PreprocessConfig, scratch: Path, rounds:
 def hotset_preprocess(folder: Path, log: Path, recipe: PreprocessConfig) -> Facts:
     """Preprocess a raw log to shards, every stage sealed; ``stages`` has seconds and bytes of each."""
     stages: dict[str, dict[str, float]] = {}
-    before = os.times()
+    before = os.times().user
 
     def on_stage(report: StageReport) -> None:
         nonlocal before
-        now = os.times()
-        stages[report.stage] = {
-            "wall_seconds": report.seconds,
-            "user_seconds": now.user - before.user,
-            "system_seconds": now.system - before.system,
-            "written_bytes": sum(entry.num_bytes for entry in report.manifest.files),
-        }
-        before = now
+        seconds, before = os.times().user - before, os.times().user
+        num_bytes = sum(entry.num_bytes for entry in report.manifest.files)
+        times = {"wall_seconds": report.seconds, "user_seconds": seconds}
+        stages[report.stage] = times | {"written_bytes": num_bytes}
 
     shards = preprocess([log], recipe, folder / "out", on_stage=on_stage)
     totals = ShardsTotals.of(shards)
@@ -361,15 +357,20 @@ def in_phases(options: Options, scratch: Path) -> Facts:
         for way in (_PASSES, _TWO_PHASES)
     }
     rounds = harness.take_turns(turns, options.rounds)
-    input_bytes = _packed_bytes(data)
-    ways = {way: _way(measured, input_bytes) for way, measured in rounds.items()}
     seconds = {way: [one.seconds for one in measured] for way, measured in rounds.items()}
     return {
         "num_samples": num_samples,
-        "input_bytes": input_bytes,
-        "ways": ways,
+        "input_bytes": sum(entry.num_bytes for name in _PACKED for entry in Manifest.read(data / name).files),
+        "ways": {
+            way: {
+                **harness.median_seconds(seconds[way]),
+                "bytes_read": statistics.median(one.facts["bytes_read"] for one in measured),
+                "peak_anonymous_bytes": max(one.peak_anonymous_bytes for one in measured),
+                "rounds": [{"seconds": one.seconds, **one.facts} for one in measured],
+            }
+            for way, measured in rounds.items()
+        },
         "ratios": harness.compare(seconds[_PASSES], seconds[_TWO_PHASES]),
-        "memory": int(options.limit * _MEMORY_SHARE),
         "equal_bytes": len({one.facts["digest"] for measured in rounds.values() for one in measured}) == 1,
     }
 
@@ -382,10 +383,6 @@ def _pack_inputs(scratch: Path, num_samples: int) -> Path:
     preprocess([log], criteo_kaggle(), data, until="split")
     log.unlink()
     return data
-
-
-def _packed_bytes(data: Path) -> int:
-    return sum(entry.num_bytes for name in _PACKED for entry in Manifest.read(data / name).files)
 
 
 def _pack_in_limit(
@@ -424,39 +421,20 @@ def pack_limited(folder: Path, job: tuple[Path, int | None, MemoryLimit | None],
     data, memory, limit = job
     if limit is not None:
         limit.join()
-    before = numbers_in(Path("/proc/self/io"))
+    io = Path("/proc/self/io")
+    before = numbers_in(io)["read_bytes"]
     columns, samples, plan = (Manifest.read(data / name) for name in _PACKED)
-    resources = Resources(memory_bytes=memory)
     # Where the page cache is unknown, it counts as large enough.
-    with (
-        patch.object(pack_stage, "page_cache_bytes", lambda _: None)
-        if is_in_passes
-        else contextlib.nullcontext()
-    ):
+    unknown = patch.object(pack_stage, "page_cache_bytes", lambda _: None)
+    with unknown if is_in_passes else contextlib.nullcontext():
+        resources = Resources(memory_bytes=memory)
         shards = pack(PackConfig(), columns, samples, plan, folder / "shards", resources)
-    after = numbers_in(Path("/proc/self/io"))
     digest = xxhash.xxh3_128("".join(entry.xxh3_128 for entry in shards.files).encode())
     return {
         "num_samples": shards.num_samples,
-        "bytes_read": after["read_bytes"] - before["read_bytes"],
-        "bytes_written": after["write_bytes"] - before["write_bytes"],
+        "bytes_read": numbers_in(io)["read_bytes"] - before,
         "peak_bytes": limit.peak_bytes() if limit else None,
         "digest": digest.hexdigest(),
-    }
-
-
-def _way(measured: list[Measurement], input_bytes: int) -> Facts:
-    """Return medians over rounds, the greatest peak, and every round as it was."""
-    medians = {
-        name: statistics.median(one.facts[name] for one in measured)
-        for name in ("bytes_read", "bytes_written")
-    }
-    return {
-        **harness.median_seconds([one.seconds for one in measured]),
-        **medians,
-        "reads_of_input": medians["bytes_read"] / input_bytes,
-        "peak_anonymous_bytes": max(one.peak_anonymous_bytes for one in measured),
-        "rounds": [dict(zip(("wall", "cpu"), one.seconds, strict=True)) | one.facts for one in measured],
     }
 
 
