@@ -219,13 +219,8 @@ def models(result: Result) -> list[str]:
 
 
 def first_hour(result: Result) -> list[str]:
-    """Seconds of a first and of a later demo, how far their rates differ, and seconds of short commands."""
-    demo, answers = result["demo"], result["answers"]
-    return [
-        *(f"{demo[name]['wall_seconds']:.1f} s" for name in ("cold", "warm")),
-        f"{100 * max(abs(ratio - 1) for ratio in demo['cold / warm'].values()):.0f}%",
-        *(f"{answers[name]['wall_seconds']:.2f} s" for name in ("hotset --help", "hotset train NOPE")),
-    ]
+    """Seconds of a first and of a later demo."""
+    return [f"{result['demo'][name]['wall_seconds']:.1f} s" for name in ("cold", "warm")]
 
 
 def checkouts(result: Result) -> list[str]:

@@ -1,4 +1,4 @@
-"""Measurements of a GPU day: the machine, the link, every placement, and an epoch.
+"""Measurements of a GPU day: the machine, every placement, and an epoch.
 
 All runs of a group are built and warmed up; then each takes some steps in every round. The speed of a card
 drifts with its heat, and that of a shared machine with its other work, which affects all runs of a round
@@ -7,15 +7,12 @@ round. A run that waits for its turn has read batches ahead, forty on a machine 
 free in its next turn, so each turn begins with steps that do not count, and the clock starts after them.
 
 Placements are measured in groups, each with all-fast among them. A group has as many runs at a time as memory
-allows: a slow tier has all rows on the host, 17 GB at dim 128.
+allows: a slow tier has all rows on the host, 17 GB at dim 128. A part that has to be named compares
+TorchRec's cache on the device (``fused_uvm_caching``) with `lookahead`, both with a share of the rows there.
+It needs TorchRec, and was never run on a GPU.
 
-TorchRec keeps tables in host memory behind a cache on the device as well (``fused_uvm_caching``): a part that
-has to be named compares it with `lookahead`, both with a share of the rows on the device. It needs TorchRec,
-and was never run on a GPU.
-
-An epoch is one of the Kaggle shape, 39.3 million samples, trained as in a user's run. No file of the data set
-is read: the samples are drawn on the spot, 160 bytes each in memory and as many on the disk, and 100 more by
-row. In addition a run takes 4 GB of the disk with its weights and states, and is deleted.
+An epoch is one of the Kaggle shape, 39.3 million samples, trained as in a user's run. The samples are drawn
+on the spot, 160 bytes each in memory and as many on the disk. A run takes 4 GB of the disk, and is deleted.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ from .gpu_checks import (
     packed_shards,
 )
 from .gpu_day import SPARE_SECONDS, PartSettings, Records, run_process
-from .gpu_steps import LinkRates, TorchRecRun, measure_ceilings, measure_link
+from .gpu_steps import TorchRecRun, measure_ceilings
 from .harness import median_ratio
 from .kaggle_shards import HOT_SHARE, draw_kaggle, write_kaggle_shards
 
@@ -209,23 +206,16 @@ class HotsetRun:
         """End the run; its trainer keeps its counts."""
         self._taken.close()
 
-    def counted(self, link: LinkRates | None) -> dict[str, Any]:
-        """Return bytes that moved, and what the link allows with them."""
+    def counted(self) -> dict[str, Any]:
+        """Return the bytes that moved, and how."""
         trainer, runner, counted = self.trainer, self.trainer.runner, dict[str, Any]()
         assert isinstance(runner, QueuedSteps), "a part for devices that are not the host"
         if runner.sent_samples:
             counted["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
             counted["is_recorded"] = runner.is_recorded
-        # For a placement that waits for the link, this shows how well the link is used.
-        traffic = trainer.meter.training_bytes()
-        seconds = link.seconds(trainer.config.placement, *traffic) if link else 0.0
-        return counted | {
-            "bytes_to_device": traffic[0],
-            "bytes_to_host": traffic[1],
-            "mover": runner.moves.name,
-            "all_steps": trainer.step,
-            "most_samples_per_second_of_link": trainer.num_samples / seconds if seconds else None,
-        }
+        to_device, to_host = trainer.meter.training_bytes()
+        moved = {"bytes_to_device": to_device, "bytes_to_host": to_host, "mover": runner.moves.name}
+        return counted | moved | {"all_steps": trainer.step}
 
 
 class RunInTurns:
@@ -339,10 +329,6 @@ class _Runs:
         for name in list(self._runs):
             with self._catching(name):
                 self._runs[name].run.close()
-        # Speeds are written whether or not the link can be measured.
-        link: LinkRates | None = None
-        with self._records.catching(f"rates of the link: {self._group}"):
-            link = measure_link(contestants[0].config.device)
         facts = {contestant.name: contestant.facts for contestant in contestants}
         for name, run in self._runs.items():
             turns, rates = self._turns[name], _rates(self._turns[name])
@@ -352,7 +338,7 @@ class _Runs:
                     measured["of_all_fast"] = median_ratio(rates, _rates(self._turns[REFERENCE]))
                 measured["steps"] = sum(turn.steps for turn in turns)
                 measured["seconds"] = sum(turn.seconds for turn in turns)
-                self._records.row(**facts[name], group=self._group, **measured, **run.run.counted(link))
+                self._records.row(**facts[name], group=self._group, **measured, **run.run.counted())
 
     def end(self) -> None:
         """Release all runs: their rows, 17 GB each at dim 128, go before others are built."""

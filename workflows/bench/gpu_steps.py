@@ -1,14 +1,12 @@
 """The parts of a training step on a GPU: their lower bounds, and what they take.
 
 Lower bounds are arithmetic. A part is bound by the bytes it moves in the GPU's memory or by its products,
-whichever takes longer; nothing is assumed to be found in a cache.
+whichever takes longer; nothing is assumed to be found in a cache. For measurements a trainer queues its steps
+on a device that records the last one; then the kernels of each part run again and again, by themselves. On a
+GPU a part is recorded as one graph, so the host's calls do not count. It finds in the caches what its last
+run left there.
 
-For measurements a trainer queues its steps on a device that records the last one; then the kernels of each
-part run again and again, by themselves. On a GPU a part is recorded as one graph, so the host's calls do not
-count. It finds in the caches what its last run left there, which the lower bounds do not assume.
-
-`TorchRecRun` runs such steps by TorchRec, with its tables in host memory behind a cache. It was never run on
-a GPU.
+`TorchRecRun` runs such steps by TorchRec. It was never run on a GPU.
 """
 
 from __future__ import annotations
@@ -52,13 +50,6 @@ _PADDED_DENSE = 16
 _HALF, _FLOAT, _INT = 2, 4, 4
 """Bytes of a bfloat16, a float32 and an int32 number."""
 LAST = "last layer, loss, dense values"
-_LINK_BYTES, _FEW_LINK_BYTES = 1 << 28, 1 << 22
-"""Bytes of a copy on a GPU, some 5 ms, so that its beginning does not count; and on a simulated device, whose
-figures mean nothing."""
-_LINK_TRIALS, _CALLS = 5, 7
-SERIAL = ("hybrid", "hybrid-dedup", "fae")
-"""Placements whose vectors arrive before the gradients of the same batch, and after those of the previous
-one: the two directions alternate. The others move rows ahead, in both directions simultaneously."""
 _PARTS = {
     "decode_batch": "decode",
     "gather_dots": "rows and dots",
@@ -71,8 +62,8 @@ _PARTS = {
     "copy": "copy of the batch",
 }
 """The part that each kernel belongs to; the others are `LAST`."""
-_TRIALS = 5
-_REPETITIONS, _FEW_REPETITIONS = 20, 1
+_CALLS, _TRIALS, _REPETITIONS, _FEW_REPETITIONS = 7, 5, 20, 1
+"""Calls that measure a ceiling; trials of a part, and its repetitions in each, on a GPU and without one."""
 _NANOSECONDS = 1e9
 _SHAPES = ((16, 65_536), (128, 65_536), (16, 16_384), (16, 2_048))
 _SMALL_SHAPES = ((16, 256),)
@@ -133,39 +124,9 @@ def _product_seconds(inputs: int, outputs: int, rates: GpuRates) -> float:
     return 3 * max(flops, _HALF * (inputs + outputs) / rates.memory_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class LinkRates:
-    """Bytes per second of pinned memory."""
-
-    up: float
-    """From the host to the device."""
-    down: float
-
-    def seconds(self, placement: str, bytes_up: float, bytes_down: float) -> float:
-        """Return the seconds that the link needs at least for what a placement moves."""
-        both = bytes_up / self.up, bytes_down / self.down
-        return sum(both) if placement in SERIAL else max(both)
-
-
 def _is_gpu(device: Device) -> bool:
     """Return whether figures of a device mean something."""
     return device.torch_device.type == "cuda"
-
-
-def measure_link(name: str) -> LinkRates | None:
-    """Measure the link of a device; None for the host, which has none."""
-    device = open_device_api(name)
-    if device is None:
-        return None
-    num_bytes = _LINK_BYTES if _is_gpu(device) else _FEW_LINK_BYTES
-    pinned, near = device.allocate_pinned([num_bytes], torch.uint8), device.allocate([num_bytes], torch.uint8)
-    # The quickest of a few copies, after one that wakes the link.
-    up, down = (
-        min(seconds_of_calls(partial(device.copy, *copy), device.synchronize, 1 + _LINK_TRIALS)[1:])
-        for copy in (("copies", pinned, near), ("moves", near, pinned))
-    )
-    device.close()
-    return LinkRates(num_bytes / up, num_bytes / down)
 
 
 def seconds_of_calls(
@@ -316,12 +277,10 @@ def measure_step_parts(settings: PartSettings, records: Records) -> None:
         f"parts of a step at dim {dim} and {batch_size}": (dim, batch_size)
         for dim, batch_size in (_SMALL_SHAPES if settings.is_small else _SHAPES)
     }
-    ceilings, link = (
-        measure_ceilings(settings.torch_device, is_small=settings.is_small),
-        measure_link(settings.device),
-    )
-    assert link is not None, "a part for devices that are not the host"
-    rates = GpuRates(ceilings["device copy"], ceilings["products, torch.bfloat16"], link.up)
+    found = measure_ceilings(settings.torch_device, is_small=settings.is_small)
+    # Without a GPU there is no link, and the figures mean nothing.
+    link = found.get("pinned host to device", found["device copy"])
+    rates = GpuRates(found["device copy"], found["products, torch.bfloat16"], link)
     records.row(what="ceilings", **asdict(rates))
     samples = drawn_samples(settings)
     # A separate folder: the parts that measure speeds pack the same samples.
@@ -379,7 +338,7 @@ class TorchRecRun:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def counted(self, link: LinkRates | None) -> dict[str, Any]:
+    def counted(self) -> dict[str, Any]:
         """Return the steps of the run: nothing else is counted."""
         return {"all_steps": self.step}
 

@@ -58,11 +58,9 @@ _ROOM_LOGS = 6
 """Memory and page cache that the largest candidate needs, in multiples of the log."""
 _ROOM_PER_SAMPLE = 450
 """Bytes that all stages write for each sample."""
-_DLRM_MODULE = "data_utils.py"
+_DLRM_MODULE, _TRAINING_DAYS = "data_utils.py", 6
 PROCESSED = "kaggleAdDisplayChallenge_processed.npz"
-DAY_COUNT = "train_day_count.npz"
-FEATURE_COUNT = "train_fea_count.npz"
-_TRAINING_DAYS = 6
+DAY_COUNT, FEATURE_COUNT = "train_day_count.npz", "train_fea_count.npz"
 _PASSES, _TWO_PHASES = "passes", "two phases"
 _MEMORY_SHARE = 0.8
 """``--memory`` of `pack` over the limit, which also has the libraries and the page cache."""
@@ -71,10 +69,7 @@ _PACKED = ("columns", "samples", "plan")
 _PACKED_BYTES = 265
 """Their bytes for a sample of Criteo's log."""
 _INGEST = IngestConfig()
-_PAIRS = (
-    ("polars", "hotset"),
-    ("polars read_csv", "hotset parse, kept"),
-)
+_PAIRS = (("polars", "hotset"), ("polars read_csv", "hotset parse, kept"))
 """The slow and the fast candidate of each ratio."""
 
 PARSER = harness.new_parser(__spec__, __doc__)

@@ -1,7 +1,6 @@
 """CPU and wall time of whole processes: what a new user waits for, or this checkout against another one.
 
-Without ``--other``: a demo whose kernels are not compiled yet and one whose kernels are, in turns, with their
-rates; then a help text and the answer to a wrong path.
+Without ``--other``: a demo whose kernels are not compiled yet and one whose kernels are, in turns.
 
 With it, both checkouts have their environment in ``.venv``. They preprocess the same log and train on the
 same shards, which the other one wrote, in turns. The cost of a training sample is the difference between runs
@@ -12,9 +11,7 @@ checkout is faster.
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
-import statistics
 import sys
 from functools import partial
 from pathlib import Path
@@ -24,7 +21,6 @@ from . import harness
 from .harness import Facts, Options, Seconds, tell
 
 _THIS = Path(__file__).resolve().parents[2]
-_THIS_HOTSET = (sys.executable, "-m", "hotset")
 
 PARSER = harness.new_parser(__spec__, __doc__)
 PARSER.add_argument("--demo-samples", type=int, help="of the demo, instead of its default")
@@ -42,7 +38,7 @@ PARSER.add_argument("--rounds", type=int, default=5)
 def measure(options: Options, scratch: Path) -> Facts:
     """Measure the first commands of a new user, or both checkouts."""
     if options.other is None:
-        return {"demo": _demos(options, scratch), "answers": _answers(options, scratch)}
+        return {"demo": _demos(options, scratch)}
     checkouts = {"this": _THIS, "other": options.other.resolve()}
     programs = {name: harness.program_of(checkout) for name, checkout in checkouts.items()}
     facts: Facts = {"commits": {name: commit(path) for name, path in checkouts.items()}}
@@ -56,47 +52,14 @@ def _demos(options: Options, scratch: Path) -> Facts:
     samples = () if options.demo_samples is None else ("--samples", str(options.demo_samples))
     # Reads libraries from disk, for the first demo as for the others.
     harness.time_process([sys.executable, "-c", "import numba, polars, pyarrow, torch"])
-    turns: dict[str, list[Facts]] = {"cold": [], "warm": []}
-    for number, name in itertools.product(range(options.rounds), turns):
+    rounds: dict[str, list[Seconds]] = {"cold": [], "warm": []}
+    for number, name in itertools.product(range(options.rounds), rounds):
         kernels, out = scratch / f"kernels-{number}", scratch / f"demo-{number}-{name}"
-        words = ["env", f"NUMBA_CACHE_DIR={kernels}", *_THIS_HOTSET, "demo", *samples, "--out", str(out)]
-        seconds = harness.time_process(words)
-        summaries = [json.loads(path.read_text()) for path in out.glob("runs/*/summary.json")]
-        rates = {summary["placement"]: summary["samples_per_second"] for summary in summaries}
-        turns[name].append({"seconds": seconds, "samples_per_second": rates})
-        tell(f"round {number + 1} of {options.rounds}: {name}, {seconds[0]:.1f} s")
+        words = ["env", f"NUMBA_CACHE_DIR={kernels}", sys.executable, "-m", "hotset", "demo", *samples]
+        rounds[name].append(harness.time_process([*words, "--out", str(out)]))
+        tell(f"round {number + 1} of {options.rounds}: {name}, {rounds[name][-1][0]:.1f} s")
         shutil.rmtree(out)
-    facts: Facts = {"rounds": turns}
-    rates_of = {name: [each["samples_per_second"] for each in demos] for name, demos in turns.items()}
-    for name, demos in turns.items():
-        facts[name] = harness.median_seconds([each["seconds"] for each in demos])
-        facts[name]["samples_per_second"] = {
-            placement: statistics.median(rates[placement] for rates in rates_of[name])
-            for placement in rates_of[name][0]
-        }
-    facts["cold / warm"] = {
-        placement: harness.median_ratio(*([rates[placement] for rates in rates_of[name]] for name in turns))
-        for placement in rates_of["cold"][0]
-    }
-    return facts
-
-
-def _answers(options: Options, scratch: Path) -> Facts:
-    """Time the help, and commands whose input does not exist."""
-    nowhere, out = str(scratch / "nowhere"), ("--out", str(scratch / "out"))
-    commands: dict[str, tuple[list[str], int]] = {
-        "hotset --help": (["--help"], 0),
-        "hotset train --help": (["train", "--help"], 0),
-        "hotset train NOPE": (["train", nowhere, *out], 1),
-        "hotset preprocess NOPE": (["preprocess", nowhere, *out], 1),
-    }
-    turns = {
-        name: partial(harness.time_process, [*_THIS_HOTSET, *words], status)
-        for name, (words, status) in commands.items()
-    }
-    harness.take_turns(turns, 1)
-    found = harness.take_turns(turns, options.rounds)
-    return {name: harness.median_seconds(rounds) | {"rounds": rounds} for name, rounds in found.items()}
+    return {name: harness.median_seconds(own) for name, own in rounds.items()} | {"rounds": rounds}
 
 
 def _hotset(program: str, out: Path, *words: object) -> Seconds:

@@ -79,18 +79,14 @@ def measure(options: Options, scratch: Path) -> Facts:
             num_steps = len(order_of(shards, options.round_samples)) - WARM_UP_STEPS
             for name, measured in rounds.items():
                 about = {"name": name} | setting
-                records.append(about | _of_a_sample(measured, num_steps * shards.batch_size))
+                median = harness.median_seconds(measured)
+                microseconds = 1e6 / (num_steps * shards.batch_size)
+                each = {f"{clock}_us": microseconds * median[f"{clock}_seconds"] for clock in ("wall", "cpu")}
+                records.append(about | each | {"rounds": measured})
                 found = harness.compare(rounds[REFERENCE], measured)
                 ratios.append(about | {f"{clock}_ratio": ratio for clock, ratio in found.items()})
     torch.set_num_threads(threads_before)
     return {"contestants": records, "ratios": ratios}
-
-
-def _of_a_sample(rounds: list[Seconds], num_samples: int) -> Facts:
-    """Return the microseconds of a sample: the medians, and those of each round."""
-    wall, cpu = ([1e6 * each / num_samples for each in of_clock] for of_clock in zip(*rounds, strict=True))
-    medians = {"wall_us": statistics.median(wall), "cpu_us": statistics.median(cpu)}
-    return medians | {"rounds": {"wall_us": wall, "cpu_us": cpu}}
 
 
 def _each_shards(options: Options, scratch: Path) -> Iterator[Shards]:

@@ -45,7 +45,6 @@ class Table:
         self.speeds: dict[str, list[float]] = {}
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         monkeypatch.setattr(gc, "collect", lambda: None)  # quick only in a small process
-        monkeypatch.setattr(gpu_speeds, "measure_link", lambda device: None)
         monkeypatch.setattr(gpu_speeds, "RunInTurns", lambda contestant, turns: Run(self, contestant.name))
 
     def say(self, text: str) -> None:
@@ -94,7 +93,7 @@ class Run:
             raise ZeroDivisionError("in a turn")
         return Turn(num_samples=int(2 * speed), steps=4, seconds=2.0)
 
-    def counted(self, link: object) -> dict[str, Any]:
+    def counted(self) -> dict[str, Any]:
         return {}
 
     def close(self) -> None:
@@ -142,15 +141,6 @@ def test_a_run_that_raises_is_a_check_that_failed_and_the_others_go_on(
     # It is released at once, and has no turn any more.
     if name != "not built":
         assert name not in table.said[table.said.index(f"close {name}") + 1 :]
-
-
-def test_speeds_are_written_where_the_link_cannot_be_measured(
-    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_speeds, "measure_link", lambda device: 1 // 0)
-    found = table.measure(tmp_path, 1000.0, "all-fast", "b")
-    assert found["row"].keys() == {"all-fast", "b"}
-    assert found["check"].keys() == {"rates of the link: all"}
 
 
 def test_without_the_reference_there_is_no_ratio(table: Table, tmp_path: Path) -> None:

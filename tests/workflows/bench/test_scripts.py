@@ -154,9 +154,6 @@ def test_the_first_commands_of_a_user(tmp_path: Path) -> None:
     found = run("processes", tmp_path, "--demo-samples", 3000, "--rounds", 1)
     demo = found["demo"]
     assert demo["cold"]["wall_seconds"] > 0 and len(demo["rounds"]["warm"]) == 1
-    assert demo["cold / warm"].keys() == {"all-fast", "fae", "lookahead"}
-    assert min(demo["cold / warm"].values()) > 0.1
-    assert all(each["wall_seconds"] > 0 for each in found["answers"].values())
 
 
 @pytest.mark.slow
