@@ -17,7 +17,6 @@ import math
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from ...train.run import train
 from ..library import preprocess
 from . import harness
 from .harness import Facts, Options, tell
-from .plain_torch import PlainDcn, PlainDlrm, PlainNet, TorchOptimizers, batches_of, scores_of
+from .plain_torch import PlainDcn, PlainDlrm, PlainNet, TorchOptimizers, bags, batches_of, scores_of
 
 DIM = 16
 """Width of the rows."""
@@ -160,6 +159,10 @@ class Data:
         preprocess(raw, folder / "data", schema=schema, workers=1, progress=False, **self._settings)
         self.shards = Shards.open(folder / "data")
         self.rows = [table.num_rows for table in self.shards.tables]
+        numbers = range(self.shards.num_training_batches)
+        self.training = Samples([self.shards.training_batch(number) for number in numbers])
+        part = EvaluationPart(self.shards, "test")
+        self.test = Samples([part.batch(number) for number in part.numbers])
 
     def facts(self) -> Facts:
         """Return sizes and settings."""
@@ -180,17 +183,6 @@ class Data:
         shutil.rmtree(out)
         assert found.auc is not None and found.log_loss is not None, "both labels occur"
         return {"auc": found.auc, "log_loss": found.log_loss}
-
-    @cached_property
-    def training(self) -> Samples:
-        """The training part, in the order of its batches."""
-        return Samples([self.shards.training_batch(i) for i in range(self.shards.num_training_batches)])
-
-    @cached_property
-    def test(self) -> Samples:
-        """The test part."""
-        part = EvaluationPart(self.shards, "test")
-        return Samples([part.batch(number) for number in part.numbers])
 
 
 def schema_of_sparse(num_sparse: int) -> str:
@@ -221,12 +213,11 @@ def train_torch(data: Data, program: str, config: TrainConfig) -> Scores:
     # Rows without a gradient stay as they are under SGD and Adagrad, so sparse gradients do the same and are
     # quicker. Under torch's Adam such rows move on.
     is_sparse = chosen.embedding_optimizer != "adam" or program == LAZY_ADAM
-    num_dense, top = data.shards.num_dense, config.top_mlp or ()
-    net: PlainNet
-    if config.model == "dlrm":
-        net = PlainDlrm(num_dense, config.bottom_mlp or (), top, data.rows, DIM, is_sparse)
-    else:
-        net = PlainDcn(num_dense, top, config.cross_rank, data.rows, DIM, is_sparse)
+    tables, shape = bags(data.rows, DIM, is_sparse), (data.shards.num_dense, len(data.rows), DIM)
+    bottom, top = config.bottom_mlp or (), config.top_mlp or ()
+    net: PlainNet = PlainDlrm(tables, shape, bottom, top)
+    if config.model == "dcnv2":
+        net = PlainDcn(tables, shape, top, config.cross_rank)
     draw_values(net)
     if program == BOTH_OF_HOTSET:
         take_values_of_hotset(net, data.shards, config)

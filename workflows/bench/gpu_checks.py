@@ -36,9 +36,7 @@ from ...train.rows.tiers import HostMemory
 from .gpu_day import PartSettings, Records
 from .kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
 
-_NUM_ROWS, _DIM = 5000, 16
-_ROUNDS = 20
-_BUSY_CALLS = 50
+_NUM_ROWS, _DIM, _ROUNDS, _BUSY_CALLS = 5000, 16, 20, 50
 _BUSY_NUMBERS, _FEW_BUSY_NUMBERS = 1 << 24, 1 << 4
 """Numbers of a kernel that runs longer than it takes to queue it, so that many keep the stream busy."""
 _EXACT: tuple[PlacementName, ...] = ("lookahead", "cache", "hybrid", "hybrid-dedup", "hybrid-uva")
@@ -156,9 +154,7 @@ def take_first_steps(settings: PartSettings, records: Records) -> None:
     names: dict[str, PlacementName] = {f"first steps of {name}": name for name in get_args(PlacementName)}
     for piece in records.pieces(list(names)):
         name = names[piece]
-        config = TrainConfig(
-            placement=name, device=settings.device, kernels=settings.step_kernels, evaluate_every=None
-        )
+        config = config_on(settings, placement=name, evaluate_every=None)
         with records.catching(piece):
             trainer = build_trainer(shards, config)
             runner = trainer.runner
@@ -186,25 +182,25 @@ def compare_bits(settings: PartSettings, records: Records) -> None:
     }
 
     @cache
-    def wanted(optimizer: EmbeddingOptimizer, dtype: DenseDtype) -> tuple[Shards, TrainConfig, str]:
+    def shards_of(optimizer: EmbeddingOptimizer) -> Shards:
+        return small_shards(settings, f"bits-{optimizer}", optimizer)
+
+    @cache
+    def weights(name: PlacementName, optimizer: EmbeddingOptimizer, dtype: DenseDtype) -> str:
         # A staging area that is too small for comfort: rows move at every batch.
-        shards = small_shards(settings, f"bits-{optimizer}-{dtype}", optimizer)
-        base = TrainConfig(
-            device=settings.device,
-            kernels=settings.step_kernels,
-            staging_bytes=STAGING_BYTES,
-            placement="all-fast",
-            dense_dtype=dtype,
-        )
-        out = settings.scratch / f"bits-{optimizer}-{dtype}-all-fast"
-        return shards, base, weights_of(shards, base, out)
+        config = config_on(settings, placement=name, staging_bytes=STAGING_BYTES, dense_dtype=dtype)
+        out = settings.scratch / f"bits-{optimizer}-{dtype}-{name}"
+        return weights_of(shards_of(optimizer), config, out)
 
     for check in records.pieces(list(pairs)):
-        name, optimizer, dtype = pairs[check]
+        name, *kind = pairs[check]
         with records.catching(check):
-            shards, base, weights = wanted(optimizer, dtype)
-            out = settings.scratch / f"bits-{optimizer}-{dtype}-{name}"
-            records.check(check, weights_of(shards, replace(base, placement=name), out) == weights)
+            records.check(check, weights(name, *kind) == weights("all-fast", *kind))
+
+
+def config_on(settings: PartSettings, **more: Any) -> TrainConfig:
+    """Return the settings of a run on the device of a part."""
+    return TrainConfig(device=settings.device, kernels=settings.step_kernels, **more)
 
 
 def small_shards(settings: PartSettings, name: str, optimizer: str, embedding_dim: int = 16) -> Shards:
@@ -235,14 +231,8 @@ def packed_shards(
 
 def base_config(settings: PartSettings, optimizer: Literal["sgd", "adagrad"] = "sgd") -> TrainConfig:
     """Return the settings of all-fast that speeds are measured with."""
-    return TrainConfig(
-        placement="all-fast",
-        device=settings.device,
-        kernels=settings.step_kernels,
-        dense_dtype="auto",
-        embedding_optimizer=optimizer,
-        dense_optimizer=optimizer,
-    )
+    own: Any = {"embedding_optimizer": optimizer, "dense_optimizer": optimizer}
+    return config_on(settings, placement="all-fast", dense_dtype="auto", **own)
 
 
 def weights_of(shards: Shards, config: TrainConfig, out: Path) -> str:
@@ -261,8 +251,9 @@ def checksum_of_weights(run: Path) -> str:
 
 def compile_host_kernels(settings: PartSettings, records: Records) -> None:
     """Train a few batches without a GPU, so that later processes find the host's kernels compiled."""
-    shards = small_shards(replace(settings, device="late"), "host-kernels", "adagrad")
-    config = TrainConfig(placement="lookahead", device="late", kernels="torch", staging_bytes=STAGING_BYTES)
+    settings = replace(settings, device="late")
+    shards = small_shards(settings, "host-kernels", "adagrad")
+    config = config_on(settings, placement="lookahead", staging_bytes=STAGING_BYTES)
     order = epoch_order(shards.is_hot_only, config.seed, 0, spread=shards.is_grouped)[:_STEPS]
     run_steps(build_trainer(shards, config, RecordedOrder(order.astype(np.int32))), lambda *_: None)
 

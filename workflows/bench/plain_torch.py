@@ -26,17 +26,23 @@ from ...train.data.batch_order import SeededOrder
 from ...train.data.shards import Shards
 
 Logits = NDArray[np.float64]
+Widths = Sequence[int]
+Shape = tuple[int, int, int]
+"""Dense features, which may be none; tables, and the width of their rows."""
 CROSS_LAYERS = 3
 
 
-class PlainNet(nn.Module):
-    """The tables of a model, whose gradients may be sparse tensors; its other layers follow."""
+def bags(rows: Sequence[int], dim: int, is_sparse: bool = True) -> nn.ModuleList:
+    """Return a table for each number of rows, whose gradients may be sparse tensors."""
+    return nn.ModuleList(nn.EmbeddingBag(count, dim, mode="sum", sparse=is_sparse) for count in rows)
 
-    def __init__(self, rows: Sequence[int], dim: int, is_sparse: bool = True) -> None:
+
+class PlainNet(nn.Module):
+    """The tables of a model; its other layers follow."""
+
+    def __init__(self, tables: nn.Module) -> None:
         super().__init__()
-        self.tables: Any = nn.ModuleList(
-            nn.EmbeddingBag(count, dim, mode="sum", sparse=is_sparse) for count in rows
-        )
+        self.tables: Any = tables
 
     def forward(self, dense_BK: torch.Tensor, ids_FB: torch.Tensor) -> torch.Tensor:
         """Return (B,) logits; each feature has one id."""
@@ -58,17 +64,10 @@ class PlainNet(nn.Module):
 class PlainDlrm(PlainNet):
     """DLRM_Net: the products of all pairs of embeddings and the output of a bottom MLP, if any is dense."""
 
-    def __init__(
-        self,
-        num_dense: int,
-        bottom: Sequence[int],
-        top: Sequence[int],
-        rows: Sequence[int],
-        dim: int,
-        is_sparse: bool = True,
-    ) -> None:
-        super().__init__(rows, dim, is_sparse)
-        num_vectors = len(rows) + bool(num_dense)
+    def __init__(self, tables: nn.Module, shape: Shape, bottom: Widths, top: Widths) -> None:
+        super().__init__(tables)
+        num_dense, num_tables, dim = shape
+        num_vectors = num_tables + bool(num_dense)
         num_inputs = num_vectors * (num_vectors - 1) // 2 + dim * bool(num_dense)
         self.bottom = _mlp([num_dense, *bottom, dim]) if num_dense else None
         self.top = _mlp([num_inputs, *top, 1])[:-1]
@@ -89,17 +88,10 @@ class PlainDlrm(PlainNet):
 class PlainDcn(PlainNet):
     """DCN V2, stacked: cross layers, of full matrices without a rank, a deep network, a linear layer."""
 
-    def __init__(
-        self,
-        num_dense: int,
-        top: Sequence[int],
-        rank: int | None,
-        rows: Sequence[int],
-        dim: int,
-        is_sparse: bool = True,
-    ) -> None:
-        super().__init__(rows, dim, is_sparse)
-        width = num_dense + dim * len(rows)
+    def __init__(self, tables: nn.Module, shape: Shape, top: Widths, rank: int | None) -> None:
+        super().__init__(tables)
+        num_dense, num_tables, dim = shape
+        width = num_dense + dim * num_tables
         self.cross = nn.ModuleList(
             nn.Linear(width, width)
             if rank is None

@@ -76,7 +76,6 @@ PARSER = harness.new_parser(__spec__, __doc__)
 PARSER.add_argument("--samples", type=int, default=1_000_000, help="samples of the generated log")
 PARSER.add_argument("--rounds", type=int, default=3, help="rounds in which each candidate runs once")
 PARSER.add_argument("--dlrm", type=Path, help="checkout of facebookresearch/dlrm to compare with")
-PARSER.add_argument("--dlrm-samples", type=int, default=100_000, help="first samples, those DLRM gets")
 PARSER.add_argument("--phases", action="store_true", help="pack in passes and in two phases")
 PARSER.add_argument("--limit", type=parse_byte_size, default=ByteSize(300 * MIB), help="limit of memory")
 PARSER.add_argument("--times", type=float, default=8.0, help="size of what pack reads over the limit")
@@ -86,7 +85,7 @@ PARSER.add_argument("--alone", action="store_true", help="growth without Polars,
 
 def measure(options: Options, scratch: Path) -> Facts:
     """Measure what the options select."""
-    if min(options.samples, options.dlrm_samples, options.rounds) < 1:
+    if min(options.samples, options.rounds) < 1:
         raise ConfigError("samples and rounds must be 1 or more")
     if options.growth:
         return growth(options, scratch)
@@ -203,30 +202,24 @@ def _keep(block: PlainBlock | Block) -> pa.RecordBatch:
 
 
 def against_dlrm(options: Options, scratch: Path) -> Facts:
-    """Compare samples per second: DLRM's code visits each value in Python, and may get a shorter log."""
+    """Compare with DLRM's code, which visits each value in Python."""
     if not (options.dlrm / _DLRM_MODULE).is_file():
         raise ConfigError(f"{options.dlrm} has no {_DLRM_MODULE}: give a checkout of facebookresearch/dlrm")
     log, warm_up = harness.new_log(scratch, options.samples), _warm_up_log(scratch)
-    dlrm_log = harness.new_log(scratch, options.dlrm_samples, name="dlrm.tsv")
     fresh = partial(harness.measure_in_fresh_process, scratch)
     turns = {
-        "dlrm": partial(fresh, dlrm_preprocess, warm_up, dlrm_log, options.dlrm.resolve()),
+        "dlrm": partial(fresh, dlrm_preprocess, warm_up, log, options.dlrm.resolve()),
         "hotset": partial(fresh, hotset_preprocess, warm_up, log, _recipe(_LARGE_HOT_BYTES)),
     }
     measured = harness.take_turns(turns, options.rounds)
-    # Seconds of a sample, as the logs have different numbers of them.
-    num_samples = {name: rounds[0].facts["num_samples"] for name, rounds in measured.items()}
-    seconds = {
-        name: [(one.seconds[0] / number, one.seconds[1] / number) for one in measured[name]]
-        for name, number in num_samples.items()
-    }
+    seconds = {name: [one.seconds for one in own] for name, own in measured.items()}
     ratios = harness.compare(seconds["dlrm"], seconds["hotset"])
     functions: dict[str, Callable[..., Facts]] = {"dlrm": dlrm_preprocess, "hotset": hotset_preprocess}
     return {
         "ratio_total": ratios["wall"],
         "ratio_cpu": ratios["cpu"],
         "contestants": {name: harness.summarize(of, measured[name]) for name, of in functions.items()},
-        "data": {"samples": num_samples},
+        "data": {"samples": {name: own[0].facts["num_samples"] for name, own in measured.items()}},
     }
 
 

@@ -26,6 +26,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ...pipeline.errors import ConfigError
@@ -42,7 +43,7 @@ from ...train.model.shapes import dlrm_shape
 from .. import drawn_shards
 from . import harness
 from .harness import Facts, Options, Seconds, tell
-from .plain_torch import PlainDcn, PlainDlrm, PlainNet, TorchOptimizers
+from .plain_torch import PlainDcn, PlainDlrm, PlainNet, TorchOptimizers, bags
 
 _FBGEMM = "fbgemm_gpu"
 REFERENCE = "torch fp32"
@@ -128,13 +129,15 @@ def _contestants(shards: Shards, options: Options, threads: int) -> dict[str, Ca
     # Those of torch read their batches from memory, so that reading costs them nothing.
     batches = [_InMemory(shards.training_batch(number)) for number in order]
 
-    def plain(kind: type[PlainDlrm] = PlainDlrm, *, autocast: bool = False) -> Callable[[], Seconds]:
-        shape = dlrm_shape("auto", shards.num_dense, len(rows), dim)
+    def plain(tables: nn.Module | None = None, *, autocast: bool = False) -> Callable[[], Seconds]:
+        sizes = shards.num_dense, len(rows), dim
+        widths = dlrm_shape("auto", *sizes)
         net: PlainNet
         if options.model == "dcnv2":
-            net = PlainDcn(shards.num_dense, shape.top[1:-1], None, rows, dim)
+            net = PlainDcn(bags(rows, dim), sizes, widths.top[1:-1], None)
         else:
-            net = kind(shards.num_dense, shape.bottom[1:-1], shape.top[1:-1], rows, dim)
+            kind = PlainDlrm if tables is None else FbgemmDlrm
+            net = kind(tables or bags(rows, dim), sizes, widths.bottom[1:-1], widths.top[1:-1])
         optimizers = TorchOptimizers(config.optimizers("sgd"), net.tables.parameters(), net.layers())
         return partial(_run_torch, net, optimizers, batches, threads, autocast)
 
@@ -143,7 +146,7 @@ def _contestants(shards: Shards, options: Options, threads: int) -> dict[str, Ca
 
     found = {REFERENCE: plain()}
     if importlib.util.find_spec(_FBGEMM) and options.model == "dlrm":
-        found["torch fp32, fbgemm"] = plain(FbgemmDlrm)
+        found["torch fp32, fbgemm"] = plain(_fbgemm_tables(rows, dim))
     found["hotset fp32"] = own()
     found["hotset fp32, lookahead"] = own(placement="lookahead")
     # A CPU without such instructions takes some eleven times as long with either.
@@ -178,10 +181,6 @@ def _run_torch(
 
 class FbgemmDlrm(PlainDlrm):
     """DLRM with all tables in one operator of FBGEMM."""
-
-    def __init__(self, num_dense: int, bottom: Any, top: Any, rows: Sequence[int], dim: int) -> None:
-        super().__init__(num_dense, bottom, top, rows, dim)
-        self.tables = _fbgemm_tables(rows, dim)
 
     def _look_up(self, ids_FB: torch.Tensor) -> list[torch.Tensor]:
         emb_BN = self.tables(ids_FB.reshape(-1), torch.arange(ids_FB.numel() + 1))
