@@ -12,6 +12,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -294,15 +295,19 @@ class MemoryLimit:
 
 
 @contextmanager
-def memory_limit(num_bytes: int) -> Iterator[MemoryLimit | None]:
-    """Make a group for the time of the block; None where this process may not, or the system has none."""
+def memory_limit(num_bytes: int) -> Iterator[MemoryLimit]:
+    """Make a group for the time of the block.
+
+    Raises:
+        ConfigError: this process may not, or the system has none.
+    """
     limit = _limited_group(num_bytes)
     try:
         yield limit
     finally:
         # The system allows it a moment after its last process has ended.
         deadline = time.monotonic() + _REMOVING_SECONDS
-        while limit is not None and limit.folder.exists():
+        while limit.folder.exists():
             try:
                 limit.folder.rmdir()
             except OSError:
@@ -311,7 +316,7 @@ def memory_limit(num_bytes: int) -> Iterator[MemoryLimit | None]:
                 time.sleep(0.05)
 
 
-def _limited_group(num_bytes: int) -> MemoryLimit | None:
+def _limited_group(num_bytes: int) -> MemoryLimit:
     # The first group that can be made and limited; a container may allow neither.
     for group in control_groups("memory"):
         folder = group.folder / f"hotset-{os.getpid()}-{time.monotonic_ns()}"
@@ -323,7 +328,7 @@ def _limited_group(num_bytes: int) -> MemoryLimit | None:
                 return MemoryLimit(folder, group.version)
             except OSError:
                 folder.rmdir()  # a group that takes no limit is of no use, and another place is tried
-    return None
+    raise ConfigError("no control group can be limited here", hint="run it as root, outside a container")
 
 
 class AnonymousMemory:
@@ -422,6 +427,12 @@ def free_port() -> str:
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         return str(opened.getsockname()[1])
+
+
+def time_anew(program: str, out: Path, *words: object) -> Seconds:
+    """Run a command of hotset that writes ``out``, which is removed first; return its seconds."""
+    shutil.rmtree(out, ignore_errors=True)
+    return time_process([program, *map(str, words), "-q", "--out", str(out)])
 
 
 def time_process(words: Sequence[str], status: int = 0) -> Seconds:

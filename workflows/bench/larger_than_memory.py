@@ -57,7 +57,6 @@ def measure(options: Options, scratch: Path) -> Facts:
     # Hot rows take a tenth of the memory.
     hot_rows_of_table = options.memory // 10 // bytes_of_rows
     shares = []
-    is_limited = True
     warm_up = _draw(scratch / "warm-up", _WARM_UP_ROWS, 100, 0.5, 3)
     for share in options.cold_shares:
         num_batches = max(round(options.batches * 0.1 / share), 1)
@@ -67,12 +66,9 @@ def measure(options: Options, scratch: Path) -> Facts:
             name: partial(_measure, name, config, options.memory, drawn, warm_up, scratch)
             for name, config in _configs(options.memory).items()
         }
-        found = harness.take_turns(turns, options.rounds)
-        # The contestant in memory runs without a limit, and shows nothing of whether limits work here.
-        is_limited &= all(one[1] for name, own in found.items() if name != IN_MEMORY for one in own)
-        rounds = {name: [one[0] for one in own] for name, own in found.items()}
+        rounds = harness.take_turns(turns, options.rounds)
         shares.append({"cold_share": share, "num_batches": num_batches, **_share(rounds)})
-    return {"shares": shares, "is_limited": is_limited, "table_bytes": rows_of_table * bytes_of_rows}
+    return {"shares": shares, "table_bytes": rows_of_table * bytes_of_rows}
 
 
 def _configs(memory: int) -> dict[str, TrainConfig]:
@@ -116,14 +112,13 @@ def _draw(folder: Path, rows: int, hot_rows: int, cold_share: float, num_batches
 
 def _measure(
     contestant: str, config: TrainConfig, memory: int, shards: Path, warm_up: Path, scratch: Path
-) -> tuple[Measurement, bool]:
-    """Run one contestant in a new process; also return whether its memory was limited."""
+) -> Measurement:
+    """Run one contestant in a new process."""
     # The warm-up fits in no fewer slots than a batch of it needs.
     small = replace(config, slow_bytes=config.staging_bytes) if contestant == LOOKAHEAD else config
     with harness.memory_limit(memory) as limit:
         job = (shards, config, None if contestant == IN_MEMORY else limit)
-        found = harness.measure_in_fresh_process(scratch, train_limited, (warm_up, small, None), job)
-        return found, limit is not None
+        return harness.measure_in_fresh_process(scratch, train_limited, (warm_up, small, None), job)
 
 
 def _share(rounds: dict[str, list[Measurement]]) -> Facts:

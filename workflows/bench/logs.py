@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -133,7 +133,7 @@ def _peak(words: Sequence[str], cap_mib: int, scratch: Path) -> Facts:
     """Run within a cap, or the one that its refusal names; return the peak and its share of the cap."""
     out = scratch / "out"
     # What a refused run has made would spare this one work.
-    subprocess.run(["rm", "-rf", str(out)], check=True)
+    shutil.rmtree(out, ignore_errors=True)
     (process,) = harness.start_hotset([*words, "--memory", f"{cap_mib}MiB", "--out", str(out), "-q"], scratch)
     peak = 0
     while process.poll() is None:
@@ -166,9 +166,7 @@ def _samples_schema(format: str, scratch: Path) -> Path:
 
 def _ingest(program: str, log: Path, schema: Path, scratch: Path) -> Seconds:
     out = scratch / "ingested"
-    subprocess.run(["rm", "-rf", str(out)], check=True)
-    words = [program, "ingest", str(log), "--schema", str(schema), "--out", str(out), "-q", "--workers", "1"]
-    return harness.time_process(words)
+    return harness.time_anew(program, out, "ingest", log, "--schema", schema, "--workers", 1)
 
 
 _THIS = str(Path(sys.executable).with_name("hotset"))

@@ -62,16 +62,10 @@ def _demos(options: Options, scratch: Path) -> Facts:
     return {name: harness.median_seconds(own) for name, own in rounds.items()} | {"rounds": rounds}
 
 
-def _hotset(program: str, out: Path, *words: object) -> Seconds:
-    """Run a command of a checkout that writes ``out``, anew."""
-    shutil.rmtree(out, ignore_errors=True)
-    return harness.time_process([program, *map(str, words), "-q", "--out", str(out)])
-
-
 def _preprocess(programs: dict[str, str], options: Options, scratch: Path) -> Facts:
     log = harness.new_log(scratch, options.samples, name="preprocess.tsv")
     turns = {
-        name: partial(_hotset, program, scratch / "out", "preprocess", log, "--hot-bytes", "256MiB")
+        name: partial(harness.time_anew, program, scratch / "out", "preprocess", log, "--hot-bytes", "256MiB")
         for name, program in programs.items()
     }
     # One of each before the clock starts: kernels are compiled, and the log is in memory.
@@ -87,12 +81,12 @@ def _train(programs: dict[str, str], options: Options, scratch: Path) -> list[Fa
     for batch_size, dim in itertools.product(options.batch_sizes, options.embedding_dims):
         data = scratch / f"{batch_size}-{dim}"
         words = ("--batch-size", batch_size, "--embedding-dim", dim, "--hot-bytes", "1MiB")
-        _hotset(programs["other"], data, "preprocess", log, *words)
+        harness.time_anew(programs["other"], data, "preprocess", log, *words)
 
         def train_sample(program: str, words: tuple[object, ...], data: Path = data) -> Seconds:
             """Return the seconds of a training sample: those of the epochs after the first."""
             short, long = (
-                _hotset(program, scratch / "run", "train", data, "--epochs", num_epochs, *words)
+                harness.time_anew(program, scratch / "run", "train", data, "--epochs", num_epochs, *words)
                 for num_epochs in (1, options.epochs)
             )
             wall, cpu = ((above - below) / num_samples for above, below in zip(long, short, strict=True))
