@@ -45,9 +45,7 @@ Facts = dict[str, Any]
 Options = argparse.Namespace
 Seconds = tuple[float, float]
 """Wall and CPU seconds, these of all threads."""
-_MESSAGES = "messages.txt"
-_REMOVING_SECONDS = 5.0
-_SAMPLING_SECONDS = 0.02
+_MESSAGES, _REMOVING_SECONDS, _SAMPLING_SECONDS = "messages.txt", 5.0, 0.02
 """Interval at which anonymous memory is read."""
 
 

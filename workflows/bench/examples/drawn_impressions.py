@@ -24,7 +24,6 @@ place = "integer"
 item = "integer"
 seen = {{ kind = "integer", list = true, table = "item" }}
 """
-_SIZES = {"users": 2000, "items": 1000, "groups": 40, "places": 10}
 LONGEST = 12
 """Elements of the longest history."""
 
@@ -32,7 +31,7 @@ LONGEST = 12
 def draw_log(num_samples: int, seed: int = 0) -> tuple[pl.DataFrame, dict[str, Chances]]:
     """Draw impressions; return them with the chances of a click, and of a conversion after it."""
     rng = np.random.default_rng(seed)
-    sizes = _SIZES
+    sizes = {"users": 2000, "items": 1000, "groups": 40, "places": 10}
     users = {name: rng.normal(0, 1, sizes["users"]) for name in ("click", "would")}
     items = {name: rng.normal(0, 1, sizes["items"]) for name in ("click", "would")}
     user_N = np.minimum(rng.zipf(1.3, num_samples) - 1, sizes["users"] - 1)
