@@ -46,7 +46,7 @@ Options = argparse.Namespace
 Seconds = tuple[float, float]
 """Wall and CPU seconds, these of all threads."""
 _MESSAGES, _REMOVING_SECONDS, _SAMPLING_SECONDS = "messages.txt", 5.0, 0.02
-"""Interval at which anonymous memory is read."""
+"""File of messages; seconds that the end of a group may take; interval at which memory is read."""
 
 
 def new_parser(script: ModuleSpec | None, description: str | None) -> argparse.ArgumentParser:
