@@ -318,12 +318,15 @@ def test_scripts_find_no_fault(tmp_path: Path, rank_pool: RankPool, monkeypatch:
     """Hot-only steps make no all-to-all, bytes are those that are predicted, and losses those of hotset."""
     monkeypatch.setattr(ranks, "call_on_ranks", rank_pool.call)
     monkeypatch.setattr(engines, "call_on_ranks", rank_pool.call)
-    words = ["--samples", "3000", "--ranks", "2", "--scratch", str(tmp_path)]
+    folders = [tmp_path / name for name in ("spied", "compared")]
+    for folder in folders:
+        folder.mkdir()
+    words = ["--samples", "3000", "--ranks", "2"]
     spied = ["spy", "--batch-sizes", "256", "--budgets", "1", *words]
-    found = ranks.measure(ranks.PARSER.parse_args(spied))
+    found = ranks.measure(ranks.PARSER.parse_args(spied), folders[0])
     assert found["faults"] == [] and len(found["spied"]) == 3
     (fae,) = (each for each in found["spied"] if "hot_only" in each)
     assert fae["mixed"]["counted"]["all_to_all"] > 0 == fae["hot_only"]["all_to_all_calls"]
     few = ["--steps", "6", "--batch-size", "128", "--optimizers", "adagrad", *words]
-    found = engines.measure(engines.PARSER.parse_args(few))
+    found = engines.measure(engines.PARSER.parse_args(few), folders[1])
     assert found["faults"] == [] and len(found["runs"]) == 6
