@@ -43,7 +43,6 @@ from .data.shards import Shards
 from .dense.dense_step import DenseStep, GraphStep, TiledStep, build_dense_step
 from .dense.gradients import BuildSums
 from .evaluate import Predictor
-from .loop import Trainer
 from .metrics import Answers, Meter
 from .model.choose_model import choose_labels, choose_model
 from .model.layers import DenseModel
@@ -57,6 +56,7 @@ from .rows.embeddings import Embeddings, refill_stores, restore_rows
 from .rows.tiers import HostMemory
 from .step import HostSteps, StepParts, StepRunner
 from .threads import Readers, WorkThreads
+from .trainer import Trainer
 
 if TYPE_CHECKING:
     from .dense.objective import Objective

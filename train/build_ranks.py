@@ -22,7 +22,6 @@ from .build_embeddings import RowTools, attach_movers, build_groups, optimizer_o
 from .config import AUTO, ChosenExchange, ExchangeOptions, ExchangePrediction, TrainConfig
 from .data.batch import IdReader, MicroBatches
 from .data.shards import Shards
-from .loop import Trainer
 from .model.shapes import tables_by_dim
 from .placements.placements import build_placements
 from .ranks.embeddings import RankedEmbeddings, RankedGroup
@@ -39,6 +38,7 @@ from .ranks.ranks import (
 from .rows.optimizers import RowOptimizer
 from .rows.table_group import TableGroup
 from .rows.tiers import InitialValues
+from .trainer import Trainer
 
 
 def build_ranked_embeddings(

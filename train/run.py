@@ -41,7 +41,7 @@ from .config import (
 from .data.batch_order import BATCH_ORDER, BatchOrder, RecordedOrder, SeededOrder
 from .data.shards import ShardOrigin, Shards, with_hot_bytes
 from .dense.gradients import cpu_features, warn_of_slow_bf16
-from .loop import Trainer, train_steps
+from .loop import train_steps
 from .metrics import RunQuality
 from .model.choose_model import choose_labels, choose_model
 from .ranks.ranks import (
@@ -72,13 +72,14 @@ from .run_folder.files import (
 )
 from .run_folder.reader import read_manifest
 from .run_log import RunLog, TrainSummary, summarize
+from .trainer import Trainer
 
 if TYPE_CHECKING:
     from ..stats.replication import Network
     from .checkpoints.best_weights import BestWeights
     from .checkpoints.given_tables import GivenTable
-    from .evaluation_check import EvaluationCheck
     from .rows.embeddings import RowsPart
+    from .scoring.evaluation_check import EvaluationCheck
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ def train(shards: Path, config: TrainConfig, out: Path, options: RunOptions = Ru
 
 def _begin_check(trainer: Trainer) -> EvaluationCheck:
     """Begin to hash the evaluation shards."""
-    from .evaluation_check import EvaluationCheck
+    from .scoring.evaluation_check import EvaluationCheck
 
     return EvaluationCheck(trainer.shards, trainer.ranks)
 

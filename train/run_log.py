@@ -25,17 +25,17 @@ from .checkpoints.resume import Interrupted, Interrupts, RunCheckpoints
 from .checkpoints.writer import NotFiniteError
 from .config import ExchangePrediction
 from .data.batch import UnfitBatchError
-from .loop import Trainer
 from .metrics import Kind, Quality, RunQuality, Scores
 from .ranks.ranks import first_says, gather_numbers
 from .recipe_options import seconds_of
 from .run_config import RUN_HINT, SUMMARY, read_config, read_object
 from .run_folder.files import RunFolder
+from .trainer import Trainer
 
 if TYPE_CHECKING:
     from .checkpoints.best_weights import BestWeights
-    from .evaluation_check import EvaluationCheck
     from .rows.tiers import Way
+    from .scoring.evaluation_check import EvaluationCheck
 
 _log = logging.getLogger(__name__)
 _DAMAGED = 2**16

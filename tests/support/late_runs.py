@@ -17,7 +17,7 @@ from hotset.train.data.shards import Shards
 from hotset.train.device import Event, StreamName
 from hotset.train.gpu import simulated_device
 from hotset.train.gpu.simulated_device import LateDevice, LateEvent
-from hotset.train.loop import Trainer
+from hotset.train.trainer import Trainer
 
 PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"placement": "all-fast"},

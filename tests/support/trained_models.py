@@ -15,8 +15,9 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
-from hotset.train.loop import Trainer, run_steps
+from hotset.train.loop import run_steps
 from hotset.train.model.shapes import ModelInputs
+from hotset.train.trainer import Trainer
 
 STATELESS: tuple[dict[str, Any], ...] = ({"placement": "hybrid"}, {"placement": "hybrid-dedup"})
 

@@ -29,10 +29,10 @@ from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
-from hotset.train.loop import Trainer
 from hotset.train.metrics import Quality, Scores
 from hotset.train.run import train
 from hotset.train.run_folder.files import RunFolder
+from hotset.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

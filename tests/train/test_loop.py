@@ -1,6 +1,6 @@
 """Training: a model learns, whatever the placement (their equal bits: `test_equal_bits`).
 
-Tests `step_source`, too.
+Tests `trainer` and `step_source`, too.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from ...pipeline.errors import MIB, SaidElsewhereError
-from ..loop import Trainer
 from ..ranks.embeddings import RankedEmbeddings
 from ..ranks.messages import GroupErrors
 from ..ranks.ranks import Ranks, first_says, gather_numbers, sent_to_first, wait_for_first
 from ..rows.embeddings import RowsPart, settle
+from ..trainer import Trainer
 from .files import CheckpointRecord
 from .resume import RunCheckpoints, num_used_rows
 from .writer import NotFiniteError, RowsCopy

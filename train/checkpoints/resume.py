@@ -30,12 +30,12 @@ from ...pipeline.runtime.memory import available_bytes
 from ..build_embeddings import RunStart
 from ..config import CheckpointSettings, TrainConfig
 from ..data.shards import Shards
-from ..loop import Trainer
 from ..recipe_options import seconds_of
 from ..rows.embeddings import RowsPart, settle
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import PlannedStep
 from ..run_folder.files import ReservedRoom
+from ..trainer import Trainer
 from .files import (
     BATCHES,
     CheckpointRecord,

@@ -24,7 +24,6 @@ from ...pipeline.formats.arrow_files import read_batch, values_of
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..config import ModelConfig, Optimizers
 from ..data.shards import Shards, vocabulary_of
-from ..loop import Trainer
 from ..rows.embeddings import RowsPart, RowsSource
 from ..rows.optimizers import RowOptimizer
 from ..rows.tiers import InitialValues
@@ -38,6 +37,7 @@ from ..run_folder.reader import (
     refuse_other_tables,
 )
 from ..run_folder.weights import Weights
+from ..trainer import Trainer
 from .files import TableSizes, dense_state, is_optimizer_state, newest_whole
 from .resume import Checkpoint, table_sizes
 

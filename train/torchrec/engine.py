@@ -36,7 +36,6 @@ from ..data.batch_order import BatchOrder
 from ..data.shards import Shards
 from ..dense.dense_step import GraphStep, logits_of, loss_sum_of, random_numbers_of, set_mode
 from ..evaluate import Predictor
-from ..loop import Trainer
 from ..metrics import Answers, Meter
 from ..model.choose_model import choose_model
 from ..model.layers import DenseModel, drawing
@@ -46,6 +45,7 @@ from ..placements.step_source import StepSource
 from ..ranks.ranks import Ranks, TorchRanks, check_equal_settings
 from ..rows.optimizers import RowOptimizer
 from ..threads import WorkThreads
+from ..trainer import Trainer
 from .batches import RankBatch, ReplicatedRows, rank_batch
 from .embeddings import HotColdEmbeddings, ReplicatedOptimizer
 from .rank_rows import RankRows

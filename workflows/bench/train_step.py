@@ -38,8 +38,9 @@ from ...train.data.batch import Batch
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.dense.gradients import cpu_features, has_bf16
-from ...train.loop import Trainer, read_ahead, train_steps
+from ...train.loop import read_ahead, train_steps
 from ...train.model.shapes import dlrm_shape
+from ...train.trainer import Trainer
 from .. import drawn_shards
 from . import harness
 from .harness import Facts, Options, Seconds, tell

@@ -25,11 +25,12 @@ from hotset.train.checkpoints.resume import Checkpoint, RunCheckpoints, restore,
 from hotset.train.config import CheckpointSettings, ChosenExchange, TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
-from hotset.train.loop import Trainer, run_steps
+from hotset.train.loop import run_steps
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.rows.embeddings import RowsPart
 from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_folder.weights import Weights
+from hotset.train.trainer import Trainer
 
 SETTINGS = replace(CheckpointSettings(), checkpoint_every=2)
 SPEC = ShardSpec(

@@ -33,7 +33,7 @@ from hotset.train.dense.dense_step import GraphStep, build_dense_step
 from hotset.train.dense.kernels import logistic_loss
 from hotset.train.dense.objective import Objective, Targets
 from hotset.train.evaluate import Predictor
-from hotset.train.loop import Trainer, run_steps
+from hotset.train.loop import run_steps
 from hotset.train.metrics import Quality
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.dlrm import Dlrm
@@ -41,6 +41,7 @@ from hotset.train.model.layers import DenseModel
 from hotset.train.model.shapes import DcnShape, dlrm_shape
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.threads import WorkThreads
+from hotset.train.trainer import Trainer
 
 NAMES = ("click", "buy", "share")
 COLUMNS = ("label", "label_buy", "label_share")

@@ -23,9 +23,9 @@ from hotset.train.config import CheckpointSettings, PlacementName, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.gpu.fused_dlrm import FusedHostDense, keeps_float32_sums
 from hotset.train.gpu.queued_steps import QueuedSteps
-from hotset.train.loop import Trainer
 from hotset.train.run import RunOptions, train
 from hotset.train.run_log import summarize_transfers
+from hotset.train.trainer import Trainer
 
 LAYERS: dict[str, Any] = {"bottom_mlp": (7,), "top_mlp": (9, 5)}
 

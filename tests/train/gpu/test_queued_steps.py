@@ -41,13 +41,13 @@ from hotset.train.gpu.queued_steps import QueuedSteps
 from hotset.train.gpu.row_moves import QueuedTransfers
 from hotset.train.gpu.simulated_device import LateDevice
 from hotset.train.gpu.twins import move_rows
-from hotset.train.loop import Trainer
 from hotset.train.placements.fae import Fae, HotCopies
 from hotset.train.placements.placements import num_steps_ahead
 from hotset.train.rows.step_plan import PlannedStep
 from hotset.train.run import train
 from hotset.train.step import HostSteps
 from hotset.train.threads import PLACES_AT_A_TIME
+from hotset.train.trainer import Trainer
 
 
 @pytest.fixture

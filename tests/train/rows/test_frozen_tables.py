@@ -22,11 +22,12 @@ from hotset.train.build_embeddings import RunStart
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
-from hotset.train.loop import Trainer, run_steps
+from hotset.train.loop import run_steps
 from hotset.train.recipe_options import RecipeOptions
 from hotset.train.rows.embeddings import RowsPart
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.run import train
+from hotset.train.trainer import Trainer
 
 DECAY = RecipeOptions(embedding_decay=0.01)
 

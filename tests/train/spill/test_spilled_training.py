@@ -25,11 +25,12 @@ from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.fit import fit
-from hotset.train.loop import Trainer, run_steps
+from hotset.train.loop import run_steps
 from hotset.train.run import RunOptions, train
 from hotset.train.spill import run_plan, whole_run
 from hotset.train.spill.row_store import BlockFile, RowStore
 from hotset.train.spill.whole_run import SpilledTier
+from hotset.train.trainer import Trainer
 
 SPEC = ShardSpec(
     num_rows=(5, 2500, 4000),

@@ -22,9 +22,9 @@ from hotset.train.config import TrainConfig
 from hotset.train.data import shards as shards_module
 from hotset.train.data.batch_order import read_batch_order
 from hotset.train.data.shards import Shards
-from hotset.train.evaluation_check import EvaluationCheck
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.run import RunOptions, train
+from hotset.train.scoring.evaluation_check import EvaluationCheck
 
 CONFIG = TrainConfig(threads=1, log_every=2, placement="all-fast", epochs=2, seed=3, micro_batches=2)
 

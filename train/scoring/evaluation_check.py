@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 
-from ..pipeline.errors import HotsetError, ShardError
-from .data.shards import Shards
-from .ranks.ranks import Ranks, wait_for_all
+from ...pipeline.errors import HotsetError, ShardError
+from ..data.shards import Shards
+from ..ranks.ranks import Ranks, wait_for_all
 
 
 class EvaluationCheck:
