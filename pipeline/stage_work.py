@@ -160,11 +160,12 @@ def _count(sizes: LogSizes, resources: Resources) -> StageWork:
     needed = count_stage.needed_bytes(len(sizes.tables), resources.workers)
     room = room_for("count", resources, needed) // crew
     read = sizes.folder_bytes["ingest"] * sizes.counted_samples / sizes.num_samples
-    of_map = map_bytes(read, resources.workers)
+    of_map = map_bytes(read, len(sizes.tables), room, resources.workers)
     if of_map is None:
         num_maps = min(len(sizes.tables), 2 * workers)
         held = sum(_counter_bytes(table, sizes.counted_samples) for table in sizes.tables)
-        return StageWork(num_maps, 1, read, sizes.folder_bytes["count"], 0.0, _held(held, resources))
+        written = sizes.folder_bytes["count"]
+        return StageWork(num_maps, num_maps, num_maps * read, written, 0.0, _held(held, resources))
     num_maps = max(1, round(read / of_map))
     samples = sizes.counted_samples / num_maps
     # Tables that fill the memory are emptied in the middle of a map, so the runs of fewer samples have more

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.counting import SMALLEST_ENTRIES, Counts
+from ...stats.counting import Counts
 from ..errors import MIB, ConfigError, ManifestError, check_fields, hint_to_rewrite, require_at_least
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
@@ -46,7 +46,7 @@ from ..raw.log_files import is_of_group
 from ..runtime.memory import check_cap, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, crew_size
 from ..schema.schema import SAMPLE_TIME
-from .count_tasks import CountedLog, Span, checksum_of_parts, count_tables
+from .count_tasks import CountedLog, Span, checksum_of_parts, count_tables, least_room
 
 
 def spans_of(num_train: int, count_last: int, samples_of_files: Sequence[int]) -> list[Span]:
@@ -315,8 +315,8 @@ def _describe_table(name: str, log: CountedLog, entry: FileEntry) -> CountedTabl
 
 
 def needed_bytes(num_tables: int, workers: int) -> int:
-    """Return the bytes that `count` needs at least: room for each worker, and its small tables."""
-    return crew_size(workers) * (_LEAST_ROOM + 16 * 5 * SMALLEST_ENTRIES * num_tables)
+    """Return the bytes that `count` needs at least: room for each worker, and small tables of all."""
+    return crew_size(workers) * _LEAST_ROOM + least_room(num_tables)
 
 
 def _samples_of_files(columns: Manifest) -> list[int]:

@@ -1,9 +1,10 @@
 """The tasks of `count`: maps over parts, and merges over ranges of categories.
 
-A map reads consecutive parts, each once, and counts tables over them. A short log is one map for each group
-of tables; it writes the tables that fit in its memory. A long log is cut into maps of about 1 GiB that count
-all tables, so there are as many tasks as the log has gigabytes, and each byte is read and hashed by one of
-them. A map leaves sorted runs in one file: of its tables where memory was short, and at its end.
+A map reads consecutive parts, each once, and counts tables over them. A short log, or one of more tables than
+a worker has room for, is one map for each group of tables; it writes the tables that fit in its memory. Any
+other is cut into maps of about 1 GiB that count all tables, so there are as many tasks as the log has
+gigabytes, and each byte is read and hashed by one of them. A map leaves sorted runs in one file: of its
+tables where memory was short, and at its end.
 
 A merge adds up the runs of one table within a range of categories, in memory. Ranges follow from evenly
 spaced categories of all runs, so a table of hundreds of millions of rows is merged by many tasks.
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from ...stats.counting import (
     BYTES_PER_TABLE_BYTE,
+    SMALLEST_ENTRIES,
     CategoryCounter,
     Counts,
     category_bounds,
@@ -136,14 +138,14 @@ class MapTask:
         return f"{self.span.prefix}samples{self.first:013}-{self.stop:013}{group}.runs"
 
 
-def map_tasks(log: CountedLog, names: Sequence[str], workers: int) -> list[MapTask]:
-    """Return the maps that count tables over what is new in all spans."""
+def map_tasks(log: CountedLog, names: Sequence[str], room: int, workers: int) -> list[MapTask]:
+    """Return the maps that count tables over what is new in all spans; ``room`` of a worker in bytes."""
     new = [(span, log.first_new(span), log.todo(span, names)) for span in log.spans]
     new = [(span, first, todo) for span, first, todo in new if first < span.stop and todo]
     sizes = [[*_sizes_of_parts(log.columns, first, span.stop)] for span, first, _ in new]
     num_bytes = sum(size for parts in sizes for _, size in parts)
     num_tasks = _MAPS_PER_WORKER * num_workers(workers)
-    of_map = map_bytes(num_bytes, workers)
+    of_map = map_bytes(num_bytes, len(names), room, workers)
     if of_map is None:
         groups = [group for first in range(num_tasks) if (group := names[first::num_tasks])]
         cells = [
@@ -160,9 +162,14 @@ def map_tasks(log: CountedLog, names: Sequence[str], workers: int) -> list[MapTa
     return tasks
 
 
-def map_bytes(num_bytes: float, workers: int) -> float | None:
+def least_room(num_tables: int) -> int:
+    """Return the bytes of so many tables while they are small."""
+    return 16 * 5 * SMALLEST_ENTRIES * num_tables
+
+
+def map_bytes(num_bytes: float, num_tables: int, room: int, workers: int) -> float | None:
     """Return the bytes of columns that a map reads; None where each map reads them all, for some tables."""
-    if num_bytes <= _MAP_BYTES:
+    if num_bytes <= _MAP_BYTES or room < least_room(num_tables):
         return None
     return min(_MAP_BYTES, num_bytes / (_MAPS_PER_WORKER * num_workers(workers)))
 
@@ -475,7 +482,7 @@ def count_tables(
         pass
     # Threads report each part; of another process a map is reported when it ends.
     is_remote = num_processes(workers) > 0
-    maps = map_tasks(log, names, workers)
+    maps = map_tasks(log, names, room, workers)
     tasks = ((task, log, room, None if is_remote else advance) for task in maps)
     notes = []
     for num_lookups, note in run_tasks(map_parts, tasks, workers=workers):

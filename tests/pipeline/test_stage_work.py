@@ -97,7 +97,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let maps, files of shards and the least rooms be small, and count the stages alone."""
     count_stages_alone(monkeypatch)
     monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
-    monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
+    monkeypatch.setattr("hotset.pipeline.stages.count_tasks.SMALLEST_ENTRIES", 1)
     monkeypatch.setattr(count_tasks, "_MAP_BYTES", MIB)
     monkeypatch.setattr(pack, "_FILE_BYTES", MIB // 8)
     monkeypatch.setattr(part, "_TAIL_BYTES", 4096)

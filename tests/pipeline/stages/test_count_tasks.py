@@ -24,7 +24,14 @@ from hotset.pipeline.formats.arrow_files import read_batch
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages import count_tasks as module
 from hotset.pipeline.stages.count import CountConfig, count, needed_bytes
-from hotset.pipeline.stages.count_tasks import CountedLog, MapTask, Span, SpilledCounts, map_tasks
+from hotset.pipeline.stages.count_tasks import (
+    CountedLog,
+    MapTask,
+    Span,
+    SpilledCounts,
+    least_room,
+    map_tasks,
+)
 from hotset.tests.support.logs.criteo_text import NUM_SPARSE, draw_samples, few_features, tree_of
 from hotset.tests.support.naive.naive_stages import columns_of as columns_of_samples
 from hotset.tests.support.processes.kills import Killed, killed
@@ -95,13 +102,13 @@ def test_maps_and_merges_of_any_size_leave_the_same_bytes(
         if spare_bytes is not None:
             count_stages_alone(patch)
             patch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
-            patch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
+            patch.setattr("hotset.pipeline.stages.count_tasks.SMALLEST_ENTRIES", 1)
             memory_bytes = needed_bytes(9, workers) + spare_bytes
         count(config, columns, out, Resources(workers, memory_bytes))
     assert tree_of(out) == whole(config)
 
 
-def cut(columns: Manifest, workers: int, *stops: int) -> list[MapTask]:
+def cut(columns: Manifest, workers: int, *stops: int, room: int = 1 << 30) -> list[MapTask]:
     """The maps of a log whose spans end at some samples."""
     spans = [Span(*own, number) for number, own in enumerate(pairwise([0, *stops]))]
 
@@ -110,7 +117,7 @@ def cut(columns: Manifest, workers: int, *stops: int) -> list[MapTask]:
             return False
 
     log = CountedLog(columns, Nothing(), {"a": ("C1",), "b": ("C2",)}, spans, None, {})  # type: ignore[arg-type]
-    return map_tasks(log, ["a", "b"], workers)
+    return map_tasks(log, ["a", "b"], room, workers)
 
 
 def test_maps_of_a_long_log_are_more_than_its_features(columns: Manifest, small: pytest.MonkeyPatch) -> None:
@@ -121,9 +128,14 @@ def test_maps_of_a_long_log_are_more_than_its_features(columns: Manifest, small:
         assert (tasks[0].first, tasks[-1].stop) == (0, 290)
     # About as many bytes each, at least two for each worker, and none of less than a part.
     assert len(cut(columns, 50, 290)) == len([*columns.parts()])
+    # A short log, or memory for few tables: workers share them, so that all together need room for each once.
+    least = least_room(2)
+    assert needed_bytes(1000, 2) - least_room(1000) == 2 * (needed_bytes(1000, 1) - least_room(1000))
+    assert cut(columns, 4, 290, room=least) == cut(columns, 4, 290)
+    tight = cut(columns, 4, 290, room=least - 1)
+    assert [task.tables for task in tight] == [("a",), ("b",)] and all(task.is_only for task in tight)
     small.setattr(module, "_MAP_BYTES", 1 << 30)
-    tasks = cut(columns, 4, 290)
-    assert [task.tables for task in tasks] == [("a",), ("b",)] and all(task.is_only for task in tasks)
+    assert cut(columns, 4, 290) == tight
 
 
 @pytest.mark.parametrize("config", [CountConfig(), WINDOW], ids=["log", "window"])
@@ -230,7 +242,7 @@ def test_tables_that_do_not_fit_are_counted_in_runs_to_the_same_bytes(
     count(CountConfig(), columns, tmp_path / "whole", Resources(workers=1))
     count_stages_alone(monkeypatch)
     monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
-    monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
+    monkeypatch.setattr("hotset.pipeline.stages.count_tasks.SMALLEST_ENTRIES", 1)
     spilled: list[str] = []
     monkeypatch.setattr(SpilledCounts, "spill", recording(SpilledCounts.spill, spilled))
     memory_bytes = needed_bytes(NUM_SPARSE, workers) + spare_bytes
@@ -256,7 +268,7 @@ def test_a_full_disk_while_tables_are_emptied_is_one_clear_line(
     columns = columns_of_samples(tmp_path, draw_samples(400, rng))
     count_stages_alone(monkeypatch)
     monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
-    monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
+    monkeypatch.setattr("hotset.pipeline.stages.count_tasks.SMALLEST_ENTRIES", 1)
 
     opened = Path.open
 
