@@ -29,9 +29,9 @@ class ArrowParts(ParquetParts):
         self._format = form
         super().__init__(file, *settings, **more)
 
-    def _fields(self) -> Any:
+    def _look(self) -> tuple[Any, Any]:
         with open_rows(self._file, self._format) as rows:
-            return rows.fields
+            return rows.fields, None
 
     @property
     def is_in_order(self) -> bool:

@@ -177,10 +177,8 @@ class _Piece:
     rows: Rows
     part: Part
     """The part without columns, if all rows are good."""
-
-    def is_joined_with(self, other: _Piece) -> bool:
-        """Return whether the rows of two files can be one array of each column."""
-        return self.parts.schema == other.parts.schema and _types(self.rows) == _types(other.rows)
+    types: dict[str, Any]
+    """Types of the columns, which rows that become one array have in common."""
 
     def alone(self) -> Part:
         """Return the part, read again."""
@@ -191,11 +189,14 @@ class _Piece:
 def _types(rows: Rows) -> dict[str, Any]:
     types = {name: None if isinstance(each, Spans) else each.type for name, each in rows.cells.items()}
     # Arrow cannot join lists of numbered values: no two files with them are equal.
-    is_numbered = any(
-        kind is not None and kind.num_fields and pa.types.is_dictionary(kind.field(0).type)
-        for kind in types.values()
-    )
+    lists = [kind for kind in types.values() if kind is not None and kind.num_fields]
+    is_numbered = any(pa.types.is_dictionary(kind.field(0).type) for kind in lists)
     return types | ({"": object()} if is_numbered else {})
+
+
+def _are_alike(one: _Piece, other: _Piece) -> bool:
+    """Return whether the rows of two files can be one array of each column."""
+    return one.types == other.types and one.parts.schema == other.parts.schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +286,7 @@ class JoinedFiles:
     def unread(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield the parts: as many files in each as have columns of the same types and fit."""
         waiting: list[_Piece] = []
+        num_bytes = 0
         for number, parts in self.parts.items():
             try:
                 pieces = parts.iterate({})
@@ -295,16 +297,16 @@ class JoinedFiles:
                 raise
             if first is not None and second is not None:  # more than one part when it is decoded
                 yield from self._as_part(waiting)
-                waiting = []
+                waiting, num_bytes = [], 0
                 yield from (self._renamed(number, each) for each in chain((first, second), pieces))
             if read is None:
                 continue
-            piece = _Piece(parts, number, *read)
-            num_bytes = sum(each.rows.num_bytes for each in (*waiting, piece))
+            piece = _Piece(parts, number, *read, _types(read[0]))
+            num_bytes += piece.rows.num_bytes
             fits = num_bytes * BLOCK_OVER_GROUP <= self.block_bytes
-            if waiting and not (fits and piece.is_joined_with(waiting[-1])):
+            if waiting and not (fits and _are_alike(piece, waiting[-1])):
                 yield from self._as_part(waiting)
-                waiting = []
+                waiting, num_bytes = [], piece.rows.num_bytes
             waiting.append(piece)
         yield from self._as_part(waiting)
 

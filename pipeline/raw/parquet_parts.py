@@ -40,6 +40,8 @@ _MOST_NUMBERED_BYTES = 16 << 20
 """Texts of a row group that are numbered; most writers number 1 MB."""
 _MOST_DECODED = 3
 """Bytes of a part's values for each one that they count in a block, above which texts are numbered."""
+_SMALL_FILE_BYTES = 1 << 20
+"""Size of a file up to which another thread to read it costs more than it saves."""
 _FEW_GROUPS = 16
 """Row groups up to which each stays a part, as it always was; more would cost more than their rows."""
 
@@ -55,9 +57,10 @@ def open_parquet(file: RawFile, dictionaries: Sequence[str] = (), footer: Any = 
     Raises:
         FormatError: it is no Parquet file.
     """
-    settings = {"read_dictionary": list(dictionaries), "metadata": footer}
+    settings = {"read_dictionary": list(dictionaries), "metadata": footer, "page_checksum_verification": True}
+    is_read_ahead = file.num_bytes > _SMALL_FILE_BYTES  # by another thread
     try:
-        return pq.ParquetFile(file.path, memory_map=True, page_checksum_verification=True, **settings)
+        return pq.ParquetFile(file.path, memory_map=True, pre_buffer=is_read_ahead, **settings)
     except DAMAGE as error:
         raise_system_fault(file.path, error)
         raise FormatError(
@@ -88,6 +91,16 @@ class RowRun:
     """Bytes that texts take at most, if each row has its own."""
     pieces: tuple[range, ...] = ()
     """Those of many row groups whose texts fit in a block, if each row has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the metadata of a file say of its parts."""
+
+    num_rows: int
+    runs: Sequence[RowRun]
+    numbered: Sequence[str]
+    """Columns whose texts are stored once and numbered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,18 +191,25 @@ class ParquetParts(RawParts):
         self._block_bytes = block_bytes
         self.has_label = has_label
         self._footer: Any = None
-        self._numbered: list[str] = []
+        self._layout: _Layout | None = None
         self._names = schema.columns(has_label=has_label)
-        fields = self._fields()
+        fields, footer = self._look()
         self._check_columns(fields)
         self._lists = {name for name in self._names if is_list(fields.field(name).type)}
         # Arrow cannot join lists of numbered values.
         types = [fields.field(name).type for name in self._lists]
         self._can_join = not any(pa.types.is_dictionary(kind.value_type) for kind in types)
+        # Of many small files each is opened once more, to be decoded. Memory does not grow with row groups.
+        if footer is not None and footer.num_row_groups <= _FEW_GROUPS:
+            self._layout = self._laid_out(fields, footer)
 
-    def _fields(self) -> Any:
+    def _look(self) -> tuple[Any, Any]:
+        """Return the Arrow schema and the metadata of the file."""
         with open_parquet(self._file) as parquet:
-            return parquet.schema_arrow
+            return parquet.schema_arrow, parquet.metadata
+
+    def _laid_out(self, fields: Any, footer: Any) -> _Layout:
+        return _Layout(footer.num_rows, self._runs(footer), self._texts_by_number(fields, footer))
 
     def _texts_by_number(self, fields: Any, footer: Any) -> list[str]:
         """Return the columns whose texts are stored once and numbered: they stay so in memory.
@@ -222,7 +242,8 @@ class ParquetParts(RawParts):
     def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart | PartsInOrder]:
         """Yield each part, or a row group of several; those that are finished are not read again."""
         opened = self._opened()  # whose metadata is kept as long as its parts are
-        for run in opened._runs(opened._footer):
+        assert opened._layout is not None
+        for run in opened._layout.runs:
             names = opened._finished_names(run.first_row, run.first_row + run.num_rows, finished)
             if names:
                 yield from (RowsPart(name, opened, None) for name in names)
@@ -233,23 +254,25 @@ class ParquetParts(RawParts):
 
     def iterate_rows(self, rows: RowRun, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
         """Yield the parts of a row group."""
-        opened = self if self._footer is not None else self._opened()
+        assert self._layout is not None
         row = rows.first_row
-        for batch in opened._cut(opened._batches(rows.groups, rows.rows_of_part, opened._numbered)):
-            yield opened._part(batch, row, batch.num_rows, finished)
+        for batch in self._cut(self._batches(rows.groups, rows.rows_of_part, self._layout.numbered)):
+            yield self._part(batch, row, batch.num_rows, finished)
             row += batch.num_rows
 
     def _opened(self) -> ParquetParts:
-        """Return the parts with the metadata of the file."""
+        """Return the parts with the layout of the file, and the metadata of one with many row groups."""
+        if self._layout is not None:
+            return self
         opened = copy(self)
-        with open_parquet(self._file) as parquet:
-            opened._footer = parquet.metadata
-            opened._numbered = self._texts_by_number(parquet.schema_arrow, parquet.metadata)
+        fields, opened._footer = self._look()
+        opened._layout = self._laid_out(fields, opened._footer)
         return opened
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what other processes need: they read the metadata of the file again."""
-        return self.__dict__ | {"_footer": None}
+        """Return what other processes need: of many row groups those that they are told to read."""
+        layout = self._layout if self._footer is None else self._layout and replace(self._layout, runs=())
+        return self.__dict__ | {"_footer": None, "_layout": layout}
 
     def _runs(self, footer: Any) -> list[RowRun]:
         """Return the row groups by those that are read together."""
@@ -296,7 +319,7 @@ class ParquetParts(RawParts):
                 hint="--redo ingest reads the log from its start",
             )
         # The bytes of the file are shared out by rows, so that they add up to them.
-        of_file = max(1, self._footer.num_rows)
+        of_file = max(1, self._layout.num_rows if self._layout else 0)
         start, stop = (self._file.num_bytes * each // of_file for each in (row, row + num_rows))
         return RowsPart(name, self, rows, stop - start)
 
@@ -317,6 +340,7 @@ class ParquetParts(RawParts):
 
     def decode(self, run: RowRun) -> Any:
         """Return the rows of a run that is one part."""
+        assert self._layout is not None
         # Numbers of texts cost more than texts where a row group has few rows: only many bytes are numbered.
         batches: list[Any] = []
         for groups in run.pieces:
@@ -326,7 +350,7 @@ class ParquetParts(RawParts):
             if num_bytes * run.num_rows > _MOST_DECODED * self._block_bytes * num_rows:
                 batches = []
                 break
-        batches = batches or list(self._batches(run.groups, run.rows_of_part, self._numbered))
+        batches = batches or list(self._batches(run.groups, run.rows_of_part, self._layout.numbered))
         num_rows = sum(batch.num_rows for batch in batches)
         if num_rows != run.num_rows:
             raise damaged_parquet(self._file, OSError(f"{num_rows} rows, want {run.num_rows}"))

@@ -111,8 +111,11 @@ class RawFile:
 
     def is_unchanged(self) -> bool:
         """Return whether the path still leads to this file, and nothing was written to it since."""
-        now = RawFile.inspect(self.path)
-        return now == self and now.state[1:4] == self.state[1:4]
+        try:
+            now = state_of(self.path)
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
+        return (now[1:4], now[5]) == (self.state[1:4], self.num_bytes)
 
     def read_start(self, num_bytes: int) -> bytes:
         """Return the first bytes as they are on disk; fewer if the file is shorter."""

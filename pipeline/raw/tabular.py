@@ -205,7 +205,7 @@ def _repeated(texts: Mapping[str, str], num_rows: int) -> dict[str, Spans]:
 
 
 def _is_joinable(values: Any) -> bool:
-    if not pa.types.is_dictionary(values.type):
+    if not isinstance(values, pa.DictionaryArray):
         return True
     return values.type.index_type.bit_width >= 32 and not values.dictionary.null_count
 

@@ -12,6 +12,7 @@ workers and blocks of 4 to 64 MiB, rounded up: estimates were 1.0 to 1.5 times t
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -418,6 +419,7 @@ class _Account:
                 finished = self._output.finished
                 if not is_read:
                     continue
+                self._compare_with_begun(files)
                 if group is not None:
                     of_group = {each: self._parts[each] for each in group}
                     yield JoinedFiles(group, of_group, self._config.block_bytes), *ways
@@ -432,8 +434,25 @@ class _Account:
         file = self._files[number]
         unseen = replace(self._resources, progress=silent)
         self._checksums[number] = checksum_of_log(file, self._config.block_bytes, unseen)
-        is_begun = number in self._begun and not self._trust_names
-        _compare_with_begun(file, number, self._checksums[number], self._output, is_begun=is_begun)
+
+    def _compare_with_begun(self, files: Mapping[int, RawFile]) -> None:
+        """Keep the checksums of files whose parts have none for a run that resumes this one.
+
+        Where that is this run, because parts of a file are there, compare its own.
+
+        Raises:
+            ManifestError: such a file is not the one that they were read from.
+        """
+        found = {str(each): self._checksums[each] for each in files if each in self._checksums}
+        if not found:
+            return
+        note = f"file{min(files):04}.checksums"
+        known = json.loads(self._output.read_note(note) or "{}")
+        for number, file in files.items():
+            is_begun = number in self._begun and not self._trust_names
+            if is_begun and known.get(str(number)) != found.get(str(number)):
+                raise _changed(file, self._output)
+        self._output.write_note(note, json.dumps(found))
 
     def move_to(self, number: int) -> None:
         """End the files before ``number``, of which no part is left, and begin that one if it is there."""
@@ -491,20 +510,6 @@ class _Account:
         if parts.min_line_bytes and not file.compression:
             max_lines_left = max(self._ends[number + 1] - self._done, 0) / parts.min_line_bytes
             _check_bad_lines(file, tally, self._config, max_lines_left=max_lines_left)
-
-
-def _compare_with_begun(file: RawFile, number: int, checksum: str, output: Output, *, is_begun: bool) -> None:
-    """Keep the checksum of a file whose parts have none for a run that resumes this one.
-
-    Where that is this run, because parts of the file are there (``is_begun``), compare the two.
-
-    Raises:
-        ManifestError: parts are finished, and the file is not the one that they were read from.
-    """
-    note = f"file{number:04}.checksum"
-    if is_begun and output.read_note(note) != checksum:
-        raise _changed(file, output)
-    output.write_note(note, checksum)
 
 
 def _ingest_unit(
