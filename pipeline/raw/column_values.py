@@ -23,10 +23,9 @@ from ..schema.schema import LABEL, NUMBER, SAMPLE_TIME, TIME_KINDS, WEIGHT
 from .text_fields import (
     BAD,
     GOOD,
-    HARD,
     MISSING,
     Spans,
-    join_spans,
+    array_of,
     parse_decimals,
     parse_hex8,
     parse_integers,
@@ -87,12 +86,6 @@ def hash_text(spans: Spans) -> tuple[NDArray[np.uint64], DistinctTexts]:
         indices = indices[numbers]
     counts = np.bincount(indices, minlength=len(texts)).astype(np.int64)
     return hashes[indices], DistinctTexts(hashes, counts, texts)
-
-
-def array_of(spans: Spans) -> Any:
-    """Return texts as an Arrow array of large_binary, one after another."""
-    buffers = map(pa.py_buffer, join_spans(spans))
-    return pa.Array.from_buffers(pa.large_binary(), spans.starts.shape[0], [None, *buffers])
 
 
 LIMITS = {
@@ -240,7 +233,7 @@ def _read_labels(values: Any, form: Form) -> Values:
     odd = np.flatnonzero(states == BAD)
     if isinstance(values, Spans) and odd.size:
         # Labels that are no integers may be numbers such as 1.0e+00.
-        numbers, are_numbers = _read_decimals(values.of(odd))
+        numbers, are_numbers = parse_decimals(values.of(odd))
         is_label = (are_numbers == GOOD) & ((numbers == 0) | (numbers == 1))
         found[odd[is_label]] = numbers[is_label].astype(np.uint64)
         states[odd[is_label]] = GOOD
@@ -255,7 +248,7 @@ def _read_positive(values: Any, positive: tuple[str | int | float, ...]) -> Valu
         is_missing = values.starts == values.stops
         encoded = array_of(values).dictionary_encode()
         names = encoded.dictionary.to_pylist()
-        found, states = _read_decimals(_spans_of(encoded.dictionary))
+        found, states = parse_decimals(_spans_of(encoded.dictionary))
         distinct = np.where(states == GOOD, found, np.nan).tolist()
     else:
         is_missing = values.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
@@ -297,7 +290,7 @@ def _read_ticks(values: Any, ticks: int) -> tuple[NDArray[np.int64], NDArray[np.
         found, states = parse_integers(values, *map(np.uint64, LIMITS["integer"]), False, True)
         # What is left may have an exponent.
         odd = np.flatnonzero(states == BAD)
-        numbers, are_numbers = _read_decimals(values.of(odd))
+        numbers, are_numbers = parse_decimals(values.of(odd))
     elif pa.types.is_floating(values.type):
         numbers, are_numbers = _read_floats(values)
         odd = np.arange(len(values))
@@ -350,7 +343,7 @@ def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]
     """Return the values of one column, as in `Values`, and the state of each."""
     if kind in FLOATS:
         values = _decimals_as_text(values)
-        found, states = _read_decimals(values) if isinstance(values, Spans) else _read_floats(values)
+        found, states = parse_decimals(values) if isinstance(values, Spans) else _read_floats(values)
         _read_truths(values, found, states)
         return _refuse_infinite(found, states, kind)
     if not isinstance(values, Spans):
@@ -390,15 +383,6 @@ def _read_truths(values: Any, found: NDArray[Any], states: NDArray[np.uint8]) ->
     for word, value in ((b"false", 0), (b"true", 1)):
         rows = odd[_fields_with(values.of(odd), word, ignores_case=True)]
         found[rows], states[rows] = value, GOOD
-
-
-def _read_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    found, states = parse_decimals(spans)
-    # Numbers that the kernel cannot round correctly are few: Python reads them.
-    for i in np.flatnonzero(states == HARD):
-        found[i] = float(bytes(spans.text[spans.starts[i] : spans.stops[i]]))
-        states[i] = GOOD
-    return found, states
 
 
 def _read_floats(array: Any) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:

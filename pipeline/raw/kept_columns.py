@@ -16,12 +16,11 @@ import pyarrow as pa
 
 from ..errors import ConfigError, InputError
 from ..schema.schema import Schema, refuse_twice
-from .column_values import array_of
 from .csv_parts import CsvParts
 from .log_parts import COLUMNAR, as_read
 from .raw_file import RawFile
 from .tabular import constants_of, find_fields
-from .text_fields import Spans
+from .text_fields import Spans, array_of
 
 
 def kept_columns(

@@ -1,8 +1,7 @@
 """Read the numbers of fields of text, and look at many bytes together.
 
 Exact, every bound checked. A field is a span of a byte array, so the same kernels read text columns of CSV
-and of Parquet files, whose offsets are spans already. Elements of lists in fields are spans, too. Decimal
-text becomes float64, correctly rounded, where two exact doubles give the result.
+and of Parquet files, whose offsets are spans already. Elements of lists in fields are spans, too.
 
 Bytes are compared as machine words, eight or sixty-four at a time, by instructions that Numba does not
 expose. Each such function is plain Python, which defines it, and one or a few machine instructions when
@@ -14,11 +13,12 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from llvmlite import ir
 from numba import types
 from numpy.typing import NDArray
 
-from ...stats.kernel import inlined_kernel, kernel
+from ...stats.kernel import kernel
 from ...stats.simd import address_of, written_for
 
 _TAB = 9
@@ -97,10 +97,7 @@ GOOD: Final = 0
 MISSING: Final = 1
 BAD: Final = 2
 """States of a field: it holds a value, is empty, or holds something it should not."""
-HARD: Final = 3
-"""State of a field whose decimal number takes more than two exact doubles to round correctly."""
 
-_PLUS: Final = 43
 _MINUS: Final = 45
 _POINT: Final = 46
 _ZERO: Final = 48
@@ -207,97 +204,33 @@ def join_spans(spans: Spans) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     return offsets, joined
 
 
-_SMALL_E: Final = 101
-_LARGE_E: Final = 69
-_MOST_EXACT: Final = np.uint64(2**53)
-_POWERS: Final = np.array([10.0**power for power in range(23)])
-"""Powers of ten that are float64 without rounding."""
-_EXPONENT_LIMIT: Final = 100_000
+def array_of(spans: Spans, kind: Any = None, is_valid: NDArray[np.bool_] | None = None) -> Any:
+    """Return texts as an Arrow array of large_binary or ``kind``, one after another; some perhaps null."""
+    bits = None if is_valid is None else np.packbits(is_valid, bitorder="little")
+    buffers = [None if each is None else pa.py_buffer(each) for each in (bits, *join_spans(spans))]
+    return pa.Array.from_buffers(kind or pa.large_binary(), spans.starts.shape[0], buffers)
 
 
-@inlined_kernel
-def _read_exponent(text: NDArray[np.uint8], position: int, stop: int) -> tuple[int, int]:
-    """Read a sign perhaps, then digits; return the number and where it ends, -1 where nothing follows."""
-    is_down = position < stop and text[position] == _MINUS
-    if is_down or (position < stop and text[position] == _PLUS):
-        position += 1
-    power = 0
-    end = position if position < stop else -1
-    while position < stop and _ZERO <= text[position] <= _ZERO + 9:
-        # It stops growing at a limit, so that it cannot overflow.
-        if power < _EXPONENT_LIMIT:
-            power = power * 10 + int(text[position] - _ZERO)
-        position += 1
-        end = position
-    return (-power if is_down else power), end
+_DECIMAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
-@kernel
 def parse_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Read ``[+-]?([0-9]+\\.?[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?`` to the nearest float64, ties to even.
-
-    Args:
-        spans: the fields.
+    """Read finite numbers of the form of _DECIMAL to the nearest float64, ties to even. Exact.
 
     Returns:
-        Values, 0 where there is none; and states: GOOD, MISSING, BAD, or HARD: well formed, and left to the
-        caller.
-
-    Error:
-        Exact: digits that fit in 53 bits and a power of ten up to 10**22 are doubles without rounding, so
-        that one product or quotient of them is rounded once.
-
-    Source:
-        Clinger, How to read floating point numbers accurately, PLDI 1990, section 3.
+        Values, 0 where there is none; and states: GOOD, MISSING or BAD.
     """
-    text, starts, stops = spans
-    values = np.zeros(starts.shape[0], np.float64)
-    states = np.full(starts.shape[0], BAD, np.uint8)
-    for i in range(starts.shape[0]):
-        position = starts[i]
-        stop = stops[i]
-        if position == stop:
-            states[i] = MISSING
-            continue
-        is_negative = text[position] == _MINUS
-        if is_negative or text[position] == _PLUS:
-            position += 1
+    is_there = spans.starts < spans.stops
+    texts = array_of(spans, pa.large_string(), is_there)
+    try:
+        numbers = texts.cast(pa.float64())
+    except pa.ArrowInvalid:  # one is no number
+        import pyarrow.compute as pc  # takes a fifth of the start of a command
 
-        # The digits as one integer, without the point; each digit after the point lowers the exponent by
-        # one. Digits that a uint64 cannot hold are left out, and the number is HARD.
-        digits = np.uint64(0)
-        num_digits = 0
-        exponent = 0
-        is_short = True
-        is_fraction = False
-        while position < stop:
-            byte = text[position]
-            if byte == _POINT and not is_fraction:
-                is_fraction = True
-            elif _ZERO <= byte <= _ZERO + 9:
-                num_digits += 1
-                exponent -= is_fraction
-                if digits <= np.uint64(2**59):
-                    digits = digits * np.uint64(10) + np.uint64(byte - _ZERO)
-                else:
-                    is_short = False
-            else:
-                break
-            position += 1
-        if num_digits == 0:
-            continue
-
-        if position < stop and (text[position] == _SMALL_E or text[position] == _LARGE_E):
-            power, position = _read_exponent(text, position + 1, stop)
-            exponent += power
-        if position != stop:
-            continue
-
-        # Well formed. Two exact doubles give the nearest one; the caller reads any other number in Python.
-        states[i] = HARD
-        if is_short and digits <= _MOST_EXACT and -23 < exponent < 23:
-            number = np.float64(digits)
-            number = number * _POWERS[exponent] if exponent >= 0 else number / _POWERS[-exponent]
-            values[i] = -number if is_negative else number
-            states[i] = GOOD
-    return values, states
+        is_number = pc.match_substring_regex(texts, _DECIMAL)
+        numbers = pc.if_else(is_number, texts, None).cast(pa.float64())
+    # Arrow reads words such as nan, and numbers that are too large, as what is not finite.
+    found = numbers.fill_null(np.nan).to_numpy()
+    is_good = np.isfinite(found)
+    states = np.where(is_good, GOOD, np.where(is_there, BAD, MISSING)).astype(np.uint8)
+    return np.where(is_good, found, 0.0), states

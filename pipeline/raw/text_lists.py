@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.kernel import kernel
-from .text_fields import BAD, MISSING, Spans, parse_decimals
+from .text_fields import GOOD, Spans, parse_decimals
 
 _OPENING: Final = (91, 123, 40)
 _CLOSING: Final = (93, 125, 41)
@@ -257,7 +257,7 @@ def elements_of(lists: ListSpans) -> tuple[Spans, NDArray[np.int64], NDArray[np.
         is_there, ends = found.starts < found.stops, found.stops.copy()
         weights = Spans(found.text, cut_weights(found, weight_separator), ends)
         trim_elements(weights, False)
-        is_refused = is_there & np.isin(parse_decimals(weights)[1], (BAD, MISSING))
+        is_refused = is_there & (parse_decimals(weights)[1] != GOOD)
     if form.has_brackets or form.trims:
         marks = trim_elements(found, form.has_brackets)
         is_refused |= marks == _REFUSED

@@ -19,11 +19,9 @@ from hotset.pipeline.raw.column_values import read_values
 from hotset.pipeline.raw.text_fields import (
     BAD,
     GOOD,
-    HARD,
     MISSING,
     Spans,
     join_spans,
-    parse_decimals,
     parse_integers,
 )
 from hotset.tests.fuzz.fuzz_text import GuardedText, check_fields
@@ -127,14 +125,6 @@ def test_every_float_is_read_from_its_shortest_text(values: list[float]) -> None
 @settings(deadline=None, max_examples=100)
 def test_any_text_is_read_or_refused_as_the_grammar_says(numbers: list[bytes], others: list[bytes]) -> None:
     check(numbers + others)
-
-
-def test_short_decimals_need_no_second_look() -> None:
-    texts = [b"%d.%02d" % (n, n % 100) for n in range(2000)] + [b"9007199254740992", b"1e22", b"123e-22"]
-    values, states = parse_decimals(spans_of(texts))
-    assert (states == GOOD).all() and values.tolist() == [float(text) for text in texts]
-    hard = spans_of([b"9007199254740993", b"1e23", b"12345678901234567890123"])
-    assert (parse_decimals(hard)[1] == HARD).all()
 
 
 def test_what_a_float32_cannot_hold_is_bad_where_it_must() -> None:
