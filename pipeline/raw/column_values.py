@@ -26,6 +26,8 @@ from .text_fields import (
     MISSING,
     Spans,
     array_of,
+    distinct_texts,
+    of_each,
     parse_decimals,
     parse_hex8,
     parse_integers,
@@ -38,7 +40,6 @@ from .times import (
     local_seconds,
     parse_times,
     seconds_of_temporal,
-    steps_of,
 )
 
 
@@ -54,10 +55,6 @@ class DistinctTexts:
     """(num_texts,), an Arrow array of large_binary."""
 
 
-_HASHED_TOGETHER = 1024
-"""Texts that are objects of Python at a time."""
-
-
 def hash_text(spans: Spans) -> tuple[NDArray[np.uint64], DistinctTexts]:
     """Return the xxh3-64 (seed 0) of each text; exact.
 
@@ -67,25 +64,11 @@ def hash_text(spans: Spans) -> tuple[NDArray[np.uint64], DistinctTexts]:
     Source:
         Collet, XXH3 (xxHash 0.8, which froze its output).
     """
-    # Where spans share bytes, as texts of Parquet that are numbered do, each place is looked at once.
-    numbers = None
-    text, starts, stops = spans
-    if int((stops - starts).sum()) > text.shape[0]:
-        width = text.shape[0] + 1
-        places = pa.array(starts * width + stops).dictionary_encode()
-        numbers = places.indices.to_numpy()
-        spans = Spans(text, *np.divmod(places.dictionary.to_numpy(), width))
     # Arrow finds the distinct ones; each of these is hashed once. Texts may be long: few copies are there.
-    encoded = array_of(spans).dictionary_encode()
-    texts = encoded.dictionary
-    pieces = (texts.slice(first, _HASHED_TOGETHER) for first in range(0, len(texts), _HASHED_TOGETHER))
-    found = (xxhash.xxh3_64_intdigest(each) for piece in pieces for each in piece.to_pylist())
-    hashes: NDArray[np.uint64] = np.fromiter(found, np.uint64, len(texts))
-    indices: NDArray[np.int32] = encoded.indices.to_numpy()
-    if numbers is not None:
-        indices = indices[numbers]
-    counts = np.bincount(indices, minlength=len(texts)).astype(np.int64)
-    return hashes[indices], DistinctTexts(hashes, counts, texts)
+    texts, numbers = distinct_texts(spans)
+    hashes = of_each(texts, xxhash.xxh3_64_intdigest, np.uint64)
+    counts = np.bincount(numbers, minlength=len(texts)).astype(np.int64)
+    return hashes[numbers], DistinctTexts(hashes, counts, texts)
 
 
 LIMITS = {
@@ -273,7 +256,7 @@ def _read_times(values: Any, kind: str, form: Form) -> Values:
     else:
         # Numbers are read by their digits, as 20240131.
         spans = values if isinstance(values, Spans) else plain(values.cast(pa.string()))
-        seconds, states = parse_times(spans, steps_of(form.format or ""))
+        seconds, states = parse_times(spans, form.format or "")
     if kind == SAMPLE_TIME:
         # No click was logged before 1970, and manifests hold no numbers below zero.
         states = np.where((states == GOOD) & (seconds < 0), BAD, states).astype(np.uint8)

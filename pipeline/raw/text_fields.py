@@ -10,6 +10,7 @@ compiled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -211,6 +212,33 @@ def array_of(spans: Spans, kind: Any = None, is_valid: NDArray[np.bool_] | None 
     return pa.Array.from_buffers(kind or pa.large_binary(), spans.starts.shape[0], buffers)
 
 
+def distinct_places(spans: Spans) -> tuple[Spans, NDArray[np.integer[Any]] | slice]:
+    """Return fields of distinct places, for numbered texts share them, and the number of each field's."""
+    text, starts, stops = spans
+    if int((stops - starts).sum()) <= text.shape[0]:
+        return spans, slice(None)
+    width = text.shape[0] + 1
+    places = pa.array(starts * width + stops).dictionary_encode()
+    return Spans(text, *np.divmod(places.dictionary.to_numpy(), width)), places.indices.to_numpy()
+
+
+def distinct_texts(spans: Spans) -> tuple[Any, NDArray[np.int32]]:
+    """Return the distinct texts as an Arrow array, in their order of occurrence, and the number of each."""
+    places, numbers = distinct_places(spans)
+    encoded = array_of(places).dictionary_encode()
+    return encoded.dictionary, encoded.indices.to_numpy()[numbers]
+
+
+_TOGETHER = 1024
+"""Texts that are objects of Python at a time."""
+
+
+def of_each(texts: Any, function: Callable[[bytes], Any], dtype: Any) -> NDArray[Any]:
+    """Return what a function gives for each of an Arrow array of texts, (num_texts,)."""
+    pieces = (texts.slice(first, _TOGETHER) for first in range(0, len(texts), _TOGETHER))
+    return np.fromiter((function(each) for piece in pieces for each in piece.to_pylist()), dtype, len(texts))
+
+
 _DECIMAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
@@ -220,17 +248,18 @@ def parse_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]
     Returns:
         Values, 0 where there is none; and states: GOOD, MISSING or BAD.
     """
+    spans, numbers = distinct_places(spans)
     is_there = spans.starts < spans.stops
     texts = array_of(spans, pa.large_string(), is_there)
     try:
-        numbers = texts.cast(pa.float64())
+        read = texts.cast(pa.float64())
     except pa.ArrowInvalid:  # one is no number
         import pyarrow.compute as pc  # takes a fifth of the start of a command
 
         is_number = pc.match_substring_regex(texts, _DECIMAL)
-        numbers = pc.if_else(is_number, texts, None).cast(pa.float64())
+        read = pc.if_else(is_number, texts, None).cast(pa.float64())
     # Arrow reads words such as nan, and numbers that are too large, as what is not finite.
-    found = numbers.fill_null(np.nan).to_numpy()
+    found = read.fill_null(np.nan).to_numpy()
     is_good = np.isfinite(found)
     states = np.where(is_good, GOOD, np.where(is_there, BAD, MISSING)).astype(np.uint8)
-    return np.where(is_good, found, 0.0), states
+    return np.where(is_good, found, 0.0)[numbers], states[numbers]

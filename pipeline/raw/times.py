@@ -7,58 +7,51 @@ unit, or a timestamp or date of Arrow. Text without an offset is in UTC; fractio
 from __future__ import annotations
 
 import datetime
-from typing import Any, Final
+import re
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.kernel import kernel
 from ..schema.schema import zone_named
-from .text_fields import BAD, GOOD, MISSING, Spans
+from .text_fields import BAD, GOOD, MISSING, Spans, array_of, distinct_texts, of_each
 
 TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 """Ticks of each unit in a second."""
 _DAY_SECONDS = 86_400
+_DAYS_BEFORE_1970 = 719_163
 _WEEKDAY_OF_1970 = 3
 """The first day of 1970 was a Thursday; Monday is 0 here."""
-
-_SPACE: Final = 32
-_PLUS: Final = 43
-_MINUS: Final = 45
-_ZERO: Final = 48
-_COLON: Final = 58
-_SLASH: Final = 47
-_OPEN: Final = 91
-_CLOSE: Final = 93
-_SMALL_T: Final = 116
-_CASE: Final = 32
-"""Bit in which a small letter differs from its large one."""
-_NO_TIME: Final = -(2**62)
-_DAYS_BEFORE_MONTH: Final = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334, 365)
-
-
-_WORDS: Final = np.array(
-    [
-        list(word.encode().ljust(10, b"\0"))
-        for word in " january february march april may june july august september october november december"
-        " monday tuesday wednesday thursday friday saturday sunday am pm utc gmt z".split(" ")
-    ],
-    np.uint8,
+_NO_TIME = -(2**62)
+_ZONE = "(?i:utc|gmt|z)"
+_OFFSET = f"({_ZONE}|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?+)"
+_DIGITS = "([0-9]{1,2}+)"
+_PLAIN = re.compile(
+    f"([0-9]{{4}})([-/]){_DIGITS}\\2{_DIGITS}"
+    f"(?:[ Tt]{_DIGITS}:{_DIGITS}(?::{_DIGITS}(?:[.,][0-9]+)?)?"
+    f"(?: ?(?:{_OFFSET}(?:\\[.*\\])?|\\[{_ZONE}\\]))?)?".encode(),
+    re.DOTALL,
 )
-"""Words in small letters, each in a row that ends in zeros: of months from row 1 on, days, halves, zones."""
-_PM: Final = 21
-_LIMITS = {
-    "Y": (4, 4, 0, 9999), "y": (2, 2, 0, 99), "m": (1, 2, 1, 12), "d": (1, 2, 1, 31), "H": (1, 2, 0, 23),
-    "I": (1, 2, 1, 12), "M": (1, 2, 0, 59), "S": (1, 2, 0, 59), "f": (1, 9, 0, 10**9), "b": (0, 0, 1, 12),
-    "B": (0, 0, 1, 12), "a": (0, 0, 13, 19), "A": (0, 0, 13, 19), "p": (0, 0, 20, 21), "Z": (0, 0, 22, 24),
+"""A time without a format, as `parse_times` has it. Java names a zone in brackets after an offset."""
+
+
+def _names(words: str) -> str:
+    """Return the pattern of names, of each also its first three letters."""
+    return f"((?i:{'|'.join(f'{word[:3]}(?:{word[3:]})?+' for word in words.split())}))"
+
+
+_MONTHS = "january february march april may june july august september october november december"
+_MONTH, _DAY = _names(_MONTHS), _names("monday tuesday wednesday thursday friday saturday sunday")
+_CODES = {
+    **dict.fromkeys("mdHIMS", _DIGITS), "Y": "([0-9]{4})", "y": "([0-9]{2})", "f": "([0-9]{1,9}+)",
+    "b": _MONTH, "B": _MONTH, "a": _DAY, "A": _DAY, "p": "((?i:am|pm))", "z": _OFFSET,
+    "Z": f"({_ZONE}|[+-]00(?::?00)?+)", "%": "(%)",
 }  # fmt: skip
-"""Of each code the fewest and most digits of a number and its range; of words 0, 0, and the range of rows."""
-_CODES: Final = np.array([_LIMITS.get(chr(code), (0, 0, 0, 0)) for code in range(128)])
-_YEAR, _MONTH, _DAY, _HOUR, _MINUTE, _SECOND, _OFFSET, _ZONE = map(ord, "YmdHMSzZ")
-_SHORT_YEAR, _SHORT_MONTH, _LONG_MONTH, _HOUR_OF_HALF, _HALF = map(ord, "ybBIp")
-_CODE: Final = 256
-"""Number that the letter of a code is raised by among the steps of a format."""
+"""Patterns of the codes of a format; each takes as many digits as it may have."""
+_MOST = {"H": 23, "M": 59, "S": 59, "I": 12}
+_FORMAT = re.compile("%([" + "".join(_CODES) + "])|(.)", re.DOTALL)
 
 
 def features_of(kind: str, seconds: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -124,239 +117,88 @@ def is_temporal(kind: Any) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-@kernel
-def _read_number(text: NDArray[np.uint8], first: int, stop: int, most: int) -> tuple[int, int]:
-    """Return the number in at most ``most`` digits, -1 where there is none, and the position after it."""
-    value = 0
-    position = first
-    while position < min(stop, first + most) and _ZERO <= text[position] <= _ZERO + 9:
-        value = value * 10 + int(text[position] - _ZERO)
-        position += 1
-    return (value if position > first else -1), position
+@lru_cache(maxsize=64)
+def _pattern_of(format: str) -> tuple[re.Pattern[bytes], str]:
+    """Return the pattern of times in a format, "" for none, and the code of each of its groups."""
+    if not format:
+        return _PLAIN, "Y-mdHMSz"
+    parts = _FORMAT.findall(format)
+    # A blank stands for any number of them, as it does in Python.
+    written = (_CODES[code] if code else " ++" if text == " " else re.escape(text) for code, text in parts)
+    return re.compile("".join(written).encode()), "".join(code for code, _ in parts)
 
 
-@kernel
-def _read_word(text: NDArray[np.uint8], first: int, stop: int, code: int) -> tuple[int, int]:
-    """Return the row of the word, or its first three letters, that is there, and the position after it."""
-    for word in range(_CODES[code, 2], _CODES[code, 3] + 1):
-        length = 0
-        while first + length < stop and _WORDS[word, length] == text[first + length] | _CASE:
-            length += 1
-        if _WORDS[word, length] == 0:
-            return word, first + length
-        if length >= 3:
-            return word, first + 3
-    return _NO_TIME, first
-
-
-@kernel
-def _days_of(year: int, month: int, day: int) -> int:
-    """Return the days from 1970 to a Gregorian date; _NO_TIME where there is no such date."""
-    if year < 1 or month < 1 or month > 12 or day < 1:
+def _seconds_of(text: bytes, pattern: re.Pattern[bytes], codes: str) -> int:
+    """Return the seconds since 1970 of one time, _NO_TIME where it is none."""
+    found = pattern.fullmatch(text)
+    if found is None:
         return _NO_TIME
-    # Gregorian leap years, also for years before that calendar, as libraries of dates do.
-    is_leap = (year % 4 == 0 and year % 100 != 0) or year % 400 == 0
-    length = _DAYS_BEFORE_MONTH[month] - _DAYS_BEFORE_MONTH[month - 1]
-    if month == 2 and is_leap:
-        length += 1
-    if day > length:
-        return _NO_TIME
-    # Days of the years before, by their leap years, and of the months before.
-    past = year - 1
-    days = past * 365 + past // 4 - past // 100 + past // 400 + _DAYS_BEFORE_MONTH[month - 1] + day - 1
-    if month > 2 and is_leap:
-        days += 1
-    return days - 719_162
-
-
-@kernel
-def _read_offset(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int]:
-    """Return the seconds east of UTC, _NO_TIME where there are none, and the position after them.
-
-    They are written as ``Z``, ``UTC``, ``GMT``, ``+HH:MM``, ``+HHMM`` or ``+HH``.
-    """
-    word, position = _read_word(text, first, stop, _ZONE)
-    if word != _NO_TIME:
-        return 0, position
-    # Two digits of hours after a sign; minutes may be left out, or follow a colon.
-    hours, position = _read_number(text, first + 1, stop, 2)
-    if position != first + 3 or hours > 23 or (text[first] != _PLUS and text[first] != _MINUS):
-        return _NO_TIME, first
-    has_colon = position < stop and text[position] == _COLON
-    minutes, end = _read_number(text, position + has_colon, stop, 2)
-    if has_colon or minutes >= 0:
-        if end != position + has_colon + 2 or minutes > 59:
-            return _NO_TIME, first
-        position = end
-    east = hours * 3600 + max(minutes, 0) * 60
-    return (-east if text[first] == _MINUS else east), position
-
-
-@kernel
-def _read_part(text: NDArray[np.uint8], first: int, stop: int, code: int) -> tuple[int, int]:
-    """Return the value of one code of a format, _NO_TIME where it is none, and the position after it."""
-    if code == _OFFSET or code == _ZONE:
-        value, position = _read_offset(text, first, stop)
-        return (value if code == _OFFSET or value == 0 else _NO_TIME), position
-    fewest, most = _CODES[code, 0], _CODES[code, 1]
-    if most == 0:
-        return _read_word(text, first, stop, code)
-    value, position = _read_number(text, first, stop, most)
-    is_good = position - first >= fewest and _CODES[code, 2] <= value <= _CODES[code, 3]
-    return (value if is_good else _NO_TIME), position
-
-
-@kernel
-def _read_clock(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int]:
-    """Return the seconds in ``HH:MM[:SS[.fraction]]``, _NO_TIME for anything else, and the position after."""
-    hour, position = _read_number(text, first, stop, 2)
-    if hour < 0 or hour > 23 or position >= stop or text[position] != _COLON:
-        return _NO_TIME, first
-    minute, position = _read_number(text, position + 1, stop, 2)
-    if minute < 0 or minute > 59:
-        return _NO_TIME, first
-    second = 0
-    if position < stop and text[position] == _COLON:
-        second, position = _read_number(text, position + 1, stop, 2)
-        if second < 0 or second > 59:
-            return _NO_TIME, first
-        # A fraction follows a point, or the comma of ISO 8601.
-        if position < stop and (text[position] == 46 or text[position] == 44):
-            digit, end = _read_number(text, position + 1, stop, 1)
-            if digit < 0:
-                return _NO_TIME, first
-            position = end
-            while position < stop and _ZERO <= text[position] <= _ZERO + 9:
-                position += 1
-    return hour * 3600 + minute * 60 + second, position
-
-
-@kernel
-def _read_time(text: NDArray[np.uint8], first: int, stop: int) -> int:
-    """Return the seconds since 1970 of one time; _NO_TIME for anything else, see `parse_times`."""
-    # The date: its parts are all between dashes, or all between slashes.
-    year, position = _read_number(text, first, stop, 4)
-    if position != first + 4 or position >= stop or (text[position] != _MINUS and text[position] != _SLASH):
-        return _NO_TIME
-    mark = text[position]
-    month, position = _read_number(text, position + 1, stop, 2)
-    if position >= stop or text[position] != mark:
-        return _NO_TIME
-    day, position = _read_number(text, position + 1, stop, 2)
-    days = _days_of(year, month, day)
-    if days == _NO_TIME:
-        return _NO_TIME
-    if position == stop:
-        return days * 86_400
-    # A date alone is midnight; otherwise a clock time follows a blank or a T.
-    if text[position] != _SPACE and text[position] | _CASE != _SMALL_T:
-        return _NO_TIME
-    seconds, position = _read_clock(text, position + 1, stop)
-    if seconds == _NO_TIME:
-        return _NO_TIME
-    seconds += days * 86_400
-    if position < stop and text[position] == _SPACE and position + 1 < stop:
-        position += 1
-    # Clocks east of UTC are ahead of it, so subtract their offset. Java names a zone in brackets after it.
-    has_offset = False
-    if position < stop and text[position] != _OPEN:
-        east, position = _read_offset(text, position, stop)
-        if east == _NO_TIME:
+    # A format without a date has that of 1970-01-01.
+    parts = {"Y": 1970, "m": 1, "d": 1, "H": 0, "M": 0, "S": 0, "z": 0}
+    for code, word in zip(codes, found.groups(), strict=True):
+        if word is None:
+            continue
+        if code in "YmdHIMS":
+            parts[code] = int(word)
+            if parts[code] > _MOST.get(code, 9999):
+                return _NO_TIME
+        elif code == "y":
+            parts["Y"] = int(word) + (1900 if int(word) > 68 else 2000)
+        elif code in "bB":
+            names = [name[:3] for name in _MONTHS.split()]
+            parts["m"] = names.index(word[:3].decode().lower()) + 1
+        elif code == "p":
+            parts["p"] = word in (b"pm", b"PM", b"pM", b"Pm")
+        elif code == "z" and word[0] in b"+-":
+            # Clocks east of UTC are ahead of it, so that their offset is subtracted.
+            digits = word[1:].replace(b":", b"").ljust(4, b"0")
+            east = int(digits[:2]) * 3600 + int(digits[2:]) * 60
+            parts["z"] = east if word[:1] == b"+" else -east
+    hour = parts["H"]
+    if "I" in parts:  # twelve is the first hour of a half of the day
+        if not parts["I"]:
             return _NO_TIME
-        seconds -= east
-        has_offset = True
-    if position < stop and text[position] == _OPEN and text[stop - 1] == _CLOSE:
-        word, end = _read_word(text, position + 1, stop, _ZONE)
-        if has_offset or (word != _NO_TIME and end == stop - 1):
-            position = stop
-    return seconds if position == stop else _NO_TIME
-
-
-def steps_of(format: str) -> NDArray[np.int64]:
-    """Return the steps in which `parse_times` reads a format: bytes, and codes of TIME_CODES."""
-    text = format.encode()
-    steps = []
-    position = 0
-    while position < len(text):
-        is_code = text[position] == ord("%") and position + 1 < len(text)
-        letter = text[position + is_code]
-        steps.append(letter + _CODE if is_code and letter != ord("%") else letter)
-        position += 1 + is_code
-    return np.array(steps, np.int64)
-
-
-@kernel
-def _read_formatted(
-    text: NDArray[np.uint8], first: int, stop: int, steps: NDArray[np.int64], parts: NDArray[np.int64]
-) -> int:
-    """Return the seconds since 1970 of a time; _NO_TIME where it does not have the format."""
-    # The values of codes by their letters: those of 1970-01-01 where a format has none.
-    parts[:] = 0
-    parts[_YEAR], parts[_MONTH], parts[_DAY] = 1970, 1, 1
-    position = first
-    for i in range(steps.shape[0]):
-        step = steps[i]
-        if step == _SPACE:
-            # A blank stands for any number of them, as it does in Python.
-            begin = position
-            while position < stop and text[position] == _SPACE:
-                position += 1
-            if position == begin:
-                return _NO_TIME
-        elif step < _CODE:
-            if position >= stop or text[position] != step:
-                return _NO_TIME
-            position += 1
-        else:
-            code = step - _CODE
-            value, position = _read_part(text, position, stop, code)
-            if value == _NO_TIME:
-                return _NO_TIME
-            # The year and the month each have two ways to be written.
-            if code == _SHORT_YEAR:
-                code = _YEAR
-                value += 1900 if value > 68 else 2000
-            elif code == _SHORT_MONTH or code == _LONG_MONTH:
-                code = _MONTH
-            parts[code] = value
-    days = _days_of(parts[_YEAR], parts[_MONTH], parts[_DAY])
-    if position != stop or days == _NO_TIME:
+        hour = parts["I"] % 12 + 12 * parts.get("p", 0)
+    try:
+        days = datetime.date(parts["Y"], parts["m"], parts["d"]).toordinal() - _DAYS_BEFORE_1970
+    except ValueError:
         return _NO_TIME
-    # Twelve is the first hour of a half of the day.
-    hour = parts[_HOUR]
-    if parts[_HOUR_OF_HALF] > 0:
-        hour = parts[_HOUR_OF_HALF] % 12 + (12 if parts[_HALF] == _PM else 0)
-    return int(days * 86_400 + hour * 3600 + parts[_MINUTE] * 60 + parts[_SECOND] - parts[_OFFSET])
+    return days * _DAY_SECONDS + hour * 3600 + parts["M"] * 60 + parts["S"] - parts["z"]
 
 
-@kernel
-def parse_times(spans: Spans, steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+def parse_times(spans: Spans, format: str = "") -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Read times of a format, or ``YYYY-M-D[[ T]H:M[:S[.fraction]][offset]]``. Exact.
 
     Each code of a format takes as many digits as it may have, without a second try: ``%m`` reads two where
-    two follow.
+    two follow. Each distinct text is read once: the times of a block of a log are few.
 
     Args:
         spans: the fields.
-        steps: those of `steps_of`, none where times have no format.
+        format: in TIME_CODES, "" for none.
 
     Returns:
         Seconds since 1970-01-01 00:00 UTC, rounded down, 0 where there are none; and states: GOOD, MISSING or
         BAD.
     """
-    text, starts, stops = spans
-    seconds = np.zeros(starts.shape[0], np.int64)
-    states = np.full(starts.shape[0], BAD, np.uint8)
-    parts = np.zeros(128, np.int64)
-    for i in range(starts.shape[0]):
-        if starts[i] == stops[i]:
-            states[i] = MISSING
-            continue
-        if steps.shape[0]:
-            found = _read_formatted(text, starts[i], stops[i], steps, parts)
-        else:
-            found = _read_time(text, starts[i], stops[i])
-        if found != _NO_TIME:
-            seconds[i] = found
-            states[i] = GOOD
-    return seconds, states
+    seconds = None if format else _usual_seconds(spans)
+    if seconds is None:
+        pattern, codes = _pattern_of(format)
+        texts, numbers = distinct_texts(spans)
+        seconds = of_each(texts, lambda text: _seconds_of(text, pattern, codes), np.int64)[numbers]
+    states = np.where(seconds == _NO_TIME, BAD, GOOD)
+    states[spans.starts == spans.stops] = MISSING
+    return np.where(states == GOOD, seconds, 0), states.astype(np.uint8)
+
+
+def _usual_seconds(spans: Spans) -> NDArray[np.int64] | None:
+    """Return the seconds of times all of which Arrow reads, as YYYY-MM-DD HH:MM:SS[.fraction]; else None."""
+    # Of other lengths Arrow reads forms that are none here.
+    lengths = spans.stops - spans.starts
+    if not np.isin(lengths, (0, 19, 23, 26)).all():
+        return None
+    try:
+        found = array_of(spans, pa.large_string(), lengths > 0).cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        return None
+    seconds: NDArray[np.int64] = seconds_of_temporal(found)
+    return seconds if (seconds >= _FIRST_SECOND).all() else None

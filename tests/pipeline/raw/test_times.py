@@ -56,7 +56,13 @@ def naive_feature(kind: str, seconds: int) -> int:
 
 
 def check_texts(texts: list[str]) -> None:
-    seconds, states = parse_times(spans_of(texts), np.empty(0, np.int64))
+    # Those of one form, and each alone, may be read in another way than those of several.
+    for each in [texts] + [[text, text, ""] for text in texts]:
+        _check(each)
+
+
+def _check(texts: list[str]) -> None:
+    seconds, states = parse_times(spans_of(texts))
     for text, found, state in zip(texts, seconds.tolist(), states.tolist(), strict=True):
         wanted = naive_seconds(text)
         assert state == (MISSING if not text else BAD if wanted is None else GOOD), text
@@ -77,7 +83,10 @@ ODD_ONES = [
     "2024-01-01T10:00:00+01:00[Asia/Tokyo]", "2024-01-01T10:00:00[UTC]", "2024-01-01T10:00:00[Asia/Tokyo]",
     "2024-01-01T10:00:00Z[", "2024-01-01T10:00:00Z]", "2024-01-01T10:00:00[]", "2024-01-01T10:00:00,123Z",
     "2024-01-01 10:00:00,", "2024-01-01 10:00:000", "2024-001-01", "24-01-01", "02024-01-01",
-    "2024-01-01  1:00",
+    "2024-01-01  1:00", "2024-02-30 10:00:00", "2024-02-29 10:00:60", "2024-02-29 24:00:00",
+    "0000-01-01 10:00:00", "0001-01-01 10:00:00", "9999-12-31T23:59:59.999999", "2024-01-01 10:00:00.123",
+    "2024-01-01 10:00:00,123", "2024-01-01 100000.12345",
+    "1969-12-31 23:59:59.999", "2024-01-01 10:00:00+010", "2024-01-01 10:00:001234", "2024-01-01t10:00:00",
 ]  # fmt: skip
 
 
