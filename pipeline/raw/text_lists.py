@@ -1,8 +1,8 @@
 """Lists in text: fields cut into elements, plain ones between separators or those in brackets.
 
 A list in brackets is one of JSON, Python, Postgres or NumPy, such as ``["a", "b"]``, ``{a,b}`` or ``[1 2]``.
-Kernels find the elements as spans of the text. Only elements with a backslash inside quotes, which few have,
-are rewritten, in Python.
+Kernels find the elements as spans of the text; what is around each distinct one in brackets is left out in
+Python.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.kernel import kernel
-from .text_fields import GOOD, Spans, parse_decimals
+from .text_fields import GOOD, Spans, distinct_texts, of_each, parse_decimals
 
 _OPENING: Final = (91, 123, 40)
 _CLOSING: Final = (93, 125, 41)
 _BLANKS: Final = (32, 9, 10, 13)
 _QUOTES: Final = (34, 39)
 _BACKSLASH: Final = 92
-_NULLS: Final = np.array(
-    [list(word.ljust(4)) for word in (b"null", b"NULL", b"None", b"nan", b"NaN")], np.uint8
-)
-"""Words for a missing element in brackets, where they have no quotes; blanks after a shorter one."""
-_PLAIN: Final = 0
-_REFUSED: Final = 1
-_ESCAPED: Final = 2
+_BLANK_BYTES: Final = bytes(_BLANKS)
+_LISTS: Final = {bytes([byte]) for byte in _OPENING}
+_NULLS: Final = {b"null", b"NULL", b"None", b"nan", b"NaN"}
+"""Words for a missing element in brackets, where they have no quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,72 +169,27 @@ def split_lists(
 
 
 @kernel
-def cut_weights(spans: Spans, weight_separator: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """End elements before the last weight separator in each.
+def cut_weights(spans: Spans, weight_separator: NDArray[np.uint8]) -> Spans:
+    """End elements before the last weight separator in each, in place.
 
     Args:
-        spans: the elements, changed in place.
+        spans: the elements.
         weight_separator: its bytes.
 
     Returns:
-        (num_elements,), where the weight begins, the end of the element where it has none.
+        The weights without blanks around them, empty where an element has none.
     """
     text, starts, stops = spans
-    weights = stops.copy()
+    weight_starts, weight_stops = stops.copy(), stops.copy()
     for i in range(starts.shape[0]):
         position = stops[i] - weight_separator.shape[0]
         while position >= starts[i] and not _is_at(text, position, stops[i], weight_separator):
             position -= 1
         if position >= starts[i]:
-            weights[i] = position + weight_separator.shape[0]
+            first = position + weight_separator.shape[0]
+            weight_starts[i], weight_stops[i] = _trimmed(text, first, stops[i])
             stops[i] = position
-    return weights
-
-
-@kernel
-def _is_null(text: NDArray[np.uint8], first: int, stop: int) -> bool:
-    """Return whether an element is one of _NULLS."""
-    if stop - first > 4:
-        return False
-    for word in range(_NULLS.shape[0]):
-        is_same = True
-        for i in range(4):
-            byte = text[first + i] if first + i < stop else np.uint8(32)
-            is_same &= byte == _NULLS[word, i]
-        if is_same:
-            return True
-    return False
-
-
-@kernel
-def trim_elements(spans: Spans, has_quotes: bool) -> NDArray[np.uint8]:
-    """Leave out the blanks around elements, and the quotes.
-
-    Args:
-        spans: the elements, changed in place.
-        has_quotes: elements may be in quotes, and may not be lists.
-
-    Returns:
-        (num_elements,), _PLAIN, _REFUSED for a list in a list, or _ESCAPED where a backslash in quotes has to
-        be undone.
-    """
-    text, starts, stops = spans
-    marks = np.full(starts.shape[0], _PLAIN, np.uint8)
-    for i in range(starts.shape[0]):
-        first, stop = _trimmed(text, starts[i], stops[i])
-        if has_quotes and first < stop:
-            if text[first] in _OPENING:
-                marks[i] = _REFUSED
-            elif stop - first >= 2 and text[first] in _QUOTES and text[stop - 1] == text[first]:
-                first += 1
-                stop -= 1
-                for position in range(first, stop):
-                    if text[position] == _BACKSLASH:
-                        marks[i] = _ESCAPED
-            elif _is_null(text, first, stop):
-                stop = first
-        starts[i], stops[i] = first, stop
-    return marks
+    return Spans(text, weight_starts, weight_stops)
 
 
 def elements_of(lists: ListSpans) -> tuple[Spans, NDArray[np.int64], NDArray[np.bool_]]:
@@ -254,15 +206,35 @@ def elements_of(lists: ListSpans) -> tuple[Spans, NDArray[np.int64], NDArray[np.
     found, offsets = split_lists(lists.fields, separator, weight_separator, form.has_brackets)
     is_refused = np.zeros(found.starts.shape[0], np.bool_)
     if weight_separator.size:
-        is_there, ends = found.starts < found.stops, found.stops.copy()
-        weights = Spans(found.text, cut_weights(found, weight_separator), ends)
-        trim_elements(weights, False)
+        is_there = found.starts < found.stops
+        weights = cut_weights(found, weight_separator)
         is_refused = is_there & (parse_decimals(weights)[1] != GOOD)
     if form.has_brackets or form.trims:
-        marks = trim_elements(found, form.has_brackets)
-        is_refused |= marks == _REFUSED
-        found = _without_escapes(found, np.flatnonzero(marks == _ESCAPED))
+        found, is_list = _bare(found, form.has_brackets)
+        is_refused |= is_list
     return found, offsets, is_refused
+
+
+def _bare(spans: Spans, has_quotes: bool) -> tuple[Spans, NDArray[np.bool_]]:
+    """Return elements without the blanks and quotes around them, and which of them are lists themselves."""
+    texts, numbers = distinct_texts(spans)
+    joined = bytearray()
+
+    def put(text: bytes) -> int:
+        joined.extend(_value_of(text, has_quotes))
+        return len(joined)
+
+    stops = of_each(texts, put, np.int64)
+    starts = np.concatenate([np.zeros(1, np.int64), stops])[:-1]
+    is_list = of_each(texts, lambda text: has_quotes and text.lstrip(_BLANK_BYTES)[:1] in _LISTS, np.bool_)
+    return Spans(np.frombuffer(joined, np.uint8), starts[numbers], stops[numbers]), is_list[numbers]
+
+
+def _value_of(text: bytes, has_quotes: bool) -> bytes:
+    text = text.strip(_BLANK_BYTES)
+    if has_quotes and len(text) > 1 and text[0] in _QUOTES and text[-1] == text[0]:
+        return _ESCAPE.sub(_meaning, text[1:-1]) if _BACKSLASH in text else text[1:-1]
+    return b"" if has_quotes and text in _NULLS else text
 
 
 _ESCAPE = re.compile(rb"((?:\\u[0-9a-fA-F]{4})+)|\\(U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
@@ -280,16 +252,3 @@ def _meaning(found: re.Match[bytes]) -> bytes:
         if len(code) > 1
         else _CONTROLS.get(code, code)
     )
-
-
-def _without_escapes(spans: Spans, places: NDArray[np.intp]) -> Spans:
-    """Undo the backslashes in some elements, in a copy of the text; none of them gets longer."""
-    if not places.size:
-        return spans
-    text, starts, stops = spans
-    text = text.copy()
-    for i in places.tolist():
-        plain = np.frombuffer(_ESCAPE.sub(_meaning, bytes(text[starts[i] : stops[i]])), np.uint8)
-        text[starts[i] : starts[i] + plain.size] = plain
-        stops[i] = starts[i] + plain.size
-    return Spans(text, starts, stops)
