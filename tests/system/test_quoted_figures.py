@@ -54,10 +54,7 @@ def dlrm(result: Result) -> list[str]:
 
 
 def growth(result: Result) -> list[str]:
-    found = [
-        f"{result['settings']['memory_bytes'] / GIB:.0f}GiB",
-        f"{result['disk_write_bytes_per_second'] / MIB:.0f} MiB/s",
-    ]
+    found: list[str] = []
     for run in result["runs"]:
         found += [
             f"{run['num_samples'] / 1e6:.0f} M",
@@ -115,7 +112,6 @@ def full_kaggle(result: Result) -> list[str]:
         f"{run['written_bytes'] / 1e9:.1f} GB",
         f"{run['samples_per_second']:,.0f}",
         f"{1e6 * run['user_seconds'] / run['num_samples']:.2f} µs",
-        f"{run['share_of_disk_write_rate']:.2f}",
         f"{run['result']['hot_bytes'] / MIB:.0f} MiB",
         f"{run['result']['row_bytes']} bytes",
         f"{100 * hot_share:.1f}%",
@@ -189,7 +185,8 @@ def examples(result: Result) -> list[str]:
     """Mean AUC of the examples in both programs, how far seeds differ, and conversions."""
     compared = [of_label for of_model in result["auc"].values() for of_label in of_model.values()]
     compared += result["real"]["auc"].values()
-    pairs = [zip(each["auc"]["hotset"], each["auc"]["plain torch"], strict=True) for each in compared]
+    of_seeds = [each.get("auc") or each["values"] for each in compared]
+    pairs = [zip(each["hotset"], each["plain torch"], strict=True) for each in of_seeds]
     largest = max(abs(one - other) for of_model in pairs for one, other in of_model)
     found = [f"{count:,}" for of_log in (result, result["real"]) for count in of_log["samples"].values()]
     found += [f"{ceil(1e4 * largest) / 1e4:.4f}", *(f"{best:.4f}" for best in result["best"].values())]
@@ -294,8 +291,9 @@ def window(result: Result) -> list[str]:
         size: [case["planning_microseconds"] for case in cases if case.get("batch_size") == size]
         for size in (128, 2048)
     }
+    samples = result["settings"]["samples"]
     return [
-        *(f"{samples / 1e6:.0f}" for samples in result["settings"]["samples"]),
+        *(f"{each / 1e6:.0f}" for each in ([samples] if isinstance(samples, int) else samples)),
         f"{100 * max(case['excess'] for case in cases):.2f}%",
         *(f"{max(found):.2f}" for found in costs.values()),
         *(f"{size:,}" for size in costs),
@@ -440,7 +438,6 @@ def larger_than_memory(result: Result) -> list[str]:
             f"{ratios['lookahead / in memory, no limit']:.2f}",
             *(f"{ahead[way] / 1e6:.1f} MB" for way in ("bytes_read", "bytes_written")),
             *(f"{mapped[way] / 1e9:.2f} GB" for way in ("bytes_read", "bytes_written")),
-            *(f"{run['requests']:,}" for run in (ahead, mapped)),
         ]
     return found
 

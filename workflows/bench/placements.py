@@ -286,9 +286,10 @@ def _measure_window(options: Options, log: Path, data: Path) -> Facts:
             assert isinstance(placement, Lookahead)
             # Rows of batches are the same with every budget.
             epochs = epochs or [_read_epoch(shards, placement, epoch) for epoch in range(options.epochs)]
-            cases[f"{budget:g} slots per hot row, {about['share']:.1%} hot"] = _compare(
-                epochs, placement.slow.num_own_slots, placement.num_staging_slots, placement.prefetch
-            )
+            num_rows, num_slots = placement.slow.num_own_slots, placement.num_staging_slots
+            found = _compare(epochs, num_rows, num_slots, placement.prefetch)
+            name = f"{budget:g} slots per hot row, {about['share']:.1%} hot"
+            cases[name] = {"batch_size": options.batch_size} | found
     return _summary(cases)
 
 
