@@ -62,3 +62,6 @@ def test_intervals_are_those_of_student() -> None:
     # A textbook case: mean 3, deviation sqrt(2.5).
     found = harness.interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert found == pytest.approx({"mean": 3, "from": 1.037, "to": 4.963}, abs=2e-3)
+    # Differences are from the first contestant, of the same seed.
+    seeds = harness.over_seeds({"hotset": [1.0, 2.0], "torch": [2.0, 4.0]})
+    assert seeds["mean"] == {"hotset": 1.5, "torch": 3.0} and seeds["difference"]["torch"]["mean"] == 1.5
