@@ -6,18 +6,15 @@ Tests `crafted_files` and `folder_readers`, too.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hotset.pipeline.folders.manifest import FileEntry, Manifest
 from hotset.tests.fuzz import fuzz_folders
 from hotset.tests.fuzz.crafted_files import edit_bytes, edit_values
 from hotset.tests.fuzz.fuzz_folders import Crafter
-from hotset.tests.fuzz.stopped_cases import abort_or_hang
 
 IS_RIGHT = {"same", "refused", "other"}
 
@@ -48,17 +45,6 @@ def test_many_crafted_folders_are_refused_by_name_or_harmless() -> None:
     assert result["wrong"] == [] and result["inputs"] == 60
 
 
-@pytest.mark.slow
-def test_a_reader_that_does_not_look_at_checksums_is_found(
-    crafter: Crafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def trusting(self: Manifest, entry: FileEntry) -> Path:
-        return self.checked_path(entry)
-
-    monkeypatch.setattr(Manifest, "hashed_path", trusting)
-    assert any("whose checksum is not that of its manifest" in line for line in wrong_of(crafter, range(40)))
-
-
 def test_tracebacks_and_messages_without_a_file_are_found(
     crafter: Crafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,16 +58,6 @@ def test_tracebacks_and_messages_without_a_file_are_found(
     assert crafter.judge("verify") == "no file is named: something is wrong"
     monkeypatch.setitem(crafter.readers, "verify", lambda root, out: [f"{root} is damaged"])
     assert crafter.judge("verify") == "refused"
-
-
-@pytest.mark.slow
-def test_processes_that_end_by_a_signal_or_hang_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzz_folders, "run_case", abort_or_hang)
-    result = fuzz_folders.fuzz_folders(4, 0)
-    assert result["inputs"] == 4 and len(result["wrong"]) == 2
-    ends = (r"Fatal Python error: Aborted\n", r"Timeout \(0:00:00")
-    for number, (end, line) in enumerate(zip(ends, result["wrong"], strict=True), 1):
-        assert re.match(rf"folder {number}: the process ended: (?s:.*){end}(?s:.*) in abort_or_hang\n", line)
 
 
 def test_every_kind_of_file_is_edited_and_equal_seeds_edit_equally(crafter: Crafter) -> None:

@@ -23,11 +23,6 @@ def test_a_proposed_schema_reads_what_was_written(num_files: int, tmp_path: Path
     assert found["outcomes"]["polars csv equal"] > num_files // 20
 
 
-def test_equal_seeds_draw_equally() -> None:
-    drawn = [draw_log(seed).content for seed in [*range(30)] * 2]
-    assert drawn[:30] == drawn[30:] and len(set(drawn)) == 30
-
-
 def _with_another_value(log: Log) -> Log:
     name, column = next(each for each in log.columns.items() if each[0] != "label")
     return replace(log, columns=log.columns | {name: replace(column, values=[*column.values[:-1], None])})

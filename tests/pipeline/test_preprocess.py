@@ -111,7 +111,7 @@ def test_a_validation_part_is_known_to_every_folder_that_follows(
     assert verify(tmp_path / "dir", Resources(workers=1), raw=[log], rebuild=True) == []
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [2, 3])
 def test_the_number_of_workers_changes_no_byte(
     tmp_path: Path, log: Path, unbroken: dict[str, bytes], workers: int
 ) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,8 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.metrics import Kind
 from hotset.train.recipe_options import RecipeOptions
-from hotset.train.rows.embeddings import Embeddings
-from hotset.train.rows.step_plan import PlannedStep, Transfer
+from hotset.train.rows.step_plan import Transfer
 from hotset.train.rows.table_group import TableGroup
-from hotset.train.rows.transfers import TransferThread
 from hotset.train.trainer import Trainer
 from hotset.workflows.recipes import small_real_sample
 
@@ -288,10 +285,6 @@ def differs(shards: Shards, all_fast: Trainer, **fields: Any) -> bool:
     return False
 
 
-def test_without_a_fault_nothing_differs(shards: Shards, all_fast: Trainer) -> None:
-    assert not differs(shards, all_fast, placement="lookahead")
-
-
 def test_a_fetch_that_overtakes_a_write_back_is_noticed(
     shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,71 +299,6 @@ def test_a_fetch_that_overtakes_a_write_back_is_noticed(
 
     monkeypatch.setattr(TableGroup, "load", overtaking)
     assert differs(shards, all_fast, placement="lookahead")
-
-
-class AllAhead:
-    """Stands for `BackgroundIterator`: all steps of the run are made before the first one is taken."""
-
-    def __init__(self, steps: Iterable[PlannedStep], *_: Any) -> None:
-        self._steps = list(steps)
-
-    def __iter__(self) -> Iterator[PlannedStep]:
-        return iter(self._steps)
-
-    def close(self) -> None:
-        """Do nothing: no thread is at work."""
-
-
-def test_a_transfer_that_does_not_wait_for_compute_is_noticed(
-    shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hotset.train.loop.BackgroundIterator", AllAhead)
-    assert not differs(shards, all_fast, placement="lookahead")
-    put = TransferThread.put
-    monkeypatch.setattr(
-        TransferThread, "put", lambda transfer_thread, work, after: put(transfer_thread, work, -1)
-    )
-
-    # After the first step, let the transfers of all others get ahead of it.
-    def drain(trainer: Trainer, *_: Any) -> None:
-        trainer.embeddings.transfers.drain()
-
-    assert differs(shards, all_fast, after_step=drain, placement="lookahead")
-
-
-def test_an_epoch_that_starts_before_the_flush_is_noticed(
-    shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send = Embeddings.send
-    held: list[Any] = []
-
-    def late(embeddings: Embeddings, transfers: Any, after: int, kind: Kind) -> int:
-        if kind == "flush":
-            held.append(transfers)
-            return send(embeddings, [None], after, kind)
-        number = send(embeddings, transfers, after, kind)
-        if held:
-            send(embeddings, held.pop(), after, kind)
-        return number
-
-    monkeypatch.setattr(Embeddings, "send", late)
-    assert differs(shards, all_fast, placement="lookahead")
-
-
-def test_an_evaluation_that_reads_the_slow_tier_only_is_noticed(
-    shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @contextmanager
-    def unsettled(embeddings: Embeddings) -> Any:
-        with embeddings.transfers.paused():
-            yield
-
-    wanted: list[float | None] = []
-    found: list[float | None] = []
-    trained(shards, after_step=evaluating(wanted), placement="lookahead", **FIELDS)
-    monkeypatch.setattr(Embeddings, "rows_written_back", unsettled)
-    trained(shards, after_step=evaluating(found), placement="lookahead", **FIELDS)
-    assert found != wanted
 
 
 def test_epochs_without_a_cold_lookup_end(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.lookahead import planner as module
-from hotset.stats.lookahead.kernel import hold_steps
 from hotset.stats.lookahead.planner import StagingPlanner, lookahead_planner
 from hotset.stats.lookahead.step_plans import (
     ENTRY_BYTES,
@@ -348,13 +347,3 @@ def test_the_first_window_is_the_time_that_slots_take_to_turn_over_six_times() -
     assert not window.is_covered(LEAST_WINDOW + 1, (LEAST_WINDOW + 1) * 10)
     assert window.num_batches == 600
     assert window.is_covered(601, 6010) and not window.is_covered(600, 6000)
-
-
-def test_a_lost_next_use_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(state: Any, *others: Any) -> None:
-        hold_steps(state, *others)
-        state.last_place[:] = -1
-
-    monkeypatch.setattr(module, "hold_steps", forgetful)
-    with pytest.raises(AssertionError):
-        test_a_window_of_the_whole_epoch_plans_as_exact_next_uses_do(monkeypatch)

@@ -9,14 +9,10 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
 from hotset.tests.support.late_runs import (
     PLACEMENTS,
@@ -41,9 +37,8 @@ from hotset.train.gpu.queued_steps import QueuedSteps
 from hotset.train.gpu.row_moves import QueuedTransfers
 from hotset.train.gpu.simulated_device import LateDevice
 from hotset.train.gpu.twins import move_rows
-from hotset.train.placements.fae import Fae, HotCopies
+from hotset.train.placements.fae import Fae
 from hotset.train.placements.placements import num_steps_ahead
-from hotset.train.rows.step_plan import PlannedStep
 from hotset.train.run import train
 from hotset.train.step import HostSteps
 from hotset.train.threads import PLACES_AT_A_TIME
@@ -112,15 +107,6 @@ def test_other_shards_give_the_bits_of_the_host(
         # The kernels of a whole step are one piece of recorded work: its waits are those of the whole.
         ("lookahead", "copies", "compute", 12, FUSED),
         ("lookahead", "compute", "copies", 12, FUSED),
-        pytest.param("lookahead", "compute", "moves", 12, FUSED, marks=pytest.mark.slow),
-        pytest.param("lookahead", "moves", "copies", 12, FUSED, marks=pytest.mark.slow),
-        pytest.param("lookahead", "moves", "compute", 5, FUSED, marks=pytest.mark.slow),
-        pytest.param("hybrid-uva", "copies", "compute", 5, FUSED, marks=pytest.mark.slow),
-        pytest.param("hybrid-uva", "moves", "compute", 5, FUSED, marks=pytest.mark.slow),
-        pytest.param("hybrid", "compute", "copies", 5, FUSED, marks=pytest.mark.slow),
-        pytest.param("hybrid-dedup", "moves", "compute", 5, FUSED, marks=pytest.mark.slow),
-        pytest.param("fae", "compute", "copies", 5, FUSED, marks=pytest.mark.slow),
-        pytest.param("fae", "moves", "compute", 5, FUSED, marks=pytest.mark.slow),
     ],
 )
 def test_a_missing_wait_is_found(
@@ -165,17 +151,6 @@ def keep_two_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InputRing, "__init__", begin_with_few_slots)
 
 
-def pack_into_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = torch.zeros(1 << 20, dtype=torch.uint8)
-    take = InputRing.take
-
-    def take_the_same(ring: InputRing, num_bytes: int) -> torch.Tensor:
-        take(ring, num_bytes)
-        return shared
-
-    monkeypatch.setattr(InputRing, "take", take_the_same)
-
-
 def flush_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     def flush_at_once(transfers: QueuedTransfers[Any], number: int) -> None:
         while transfers._queue and transfers._queue[0].number < number:
@@ -192,10 +167,8 @@ def update_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], int, dict[str, Any]]] = {
     "a fetch before the write-back": (fetch_first_by_kernel, 9, {}),
     "a slot of the ring used too early": (keep_two_slots, 9, {}),
-    "batches packed by other threads into a slot in use": (pack_into_one_slot, 9, {"threads": 3}),
     "a flush that does not wait for the last step": (flush_without_waiting, 9, {}),
     "rows updated before their gradients": (update_without_gradients, 9, {"placement": "hybrid"}),
-    "distinct rows updated before": (update_without_gradients, 9, {"placement": "hybrid-dedup"}),
 }
 """What is planted, the drawn run, and its settings."""
 
@@ -209,25 +182,6 @@ def test_a_fault_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not is_wrong(run, wanted, 0, **fields)
     plant(monkeypatch)
     assert any(is_wrong(run, wanted, seed, **fields) for seed in range(12))
-
-
-def test_an_evaluation_without_a_pause_is_found(drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def evaluated(**fields: Any) -> list[NDArray[np.float32]]:
-        found = []
-
-        def after_step(trainer: Trainer, *_: object) -> None:
-            if trainer.step % 5 == 0:
-                found.append(np.concatenate([logit_B for _, logit_B in trainer.predictor.logits()]))
-
-        trained(drawn.shards, after_step=after_step, **drawn.fields, **fields)
-        return found
-
-    wanted = evaluated(placement="all-fast")
-    late = {"placement": "lookahead", "device": "late:1"}
-    np.testing.assert_array_equal(evaluated(**late), wanted)
-    monkeypatch.setattr(QueuedTransfers, "paused", lambda transfers: nullcontext())
-    with pytest.raises(AssertionError):
-        np.testing.assert_array_equal(evaluated(**late), wanted)
 
 
 def test_closing_with_work_queued_is_found(drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,25 +226,6 @@ def test_fae_may_send_distinct_rows(drawn: DrawnRun, monkeypatch: pytest.MonkeyP
     late = train_late(drawn, 1, placement="fae")
     assert_equal_bits(late, wanted)
     assert isinstance(late.runner, QueuedSteps) and late.runner.sent_samples == late.num_samples
-
-
-def test_a_switch_of_fae_that_does_not_wait_for_the_device_is_found(
-    drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # No test loss comes before this variant's switch, which would wait for the device.
-    fields: dict[str, Any] = {"placement": "fae", "fae_variant": "code", "epochs": 3}
-    wanted = trained(drawn.shards, **fields, **drawn.fields)
-    before_step = HotCopies.before_step
-
-    def copy_without_waiting(copies: HotCopies, step: PlannedStep) -> None:
-        with monkeypatch.context() as within:
-            within.setattr(LateDevice, "synchronize", lambda device: None)
-            before_step(copies, step)
-
-    keep_slow(monkeypatch, "compute")
-    assert not is_wrong(drawn, wanted, 0, **fields)
-    monkeypatch.setattr(HotCopies, "before_step", copy_without_waiting)
-    assert any(is_wrong(drawn, wanted, seed, **fields) for seed in range(8))
 
 
 def test_the_second_step_records_the_work_of_all_places(

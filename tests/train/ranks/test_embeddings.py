@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from hotset.pipeline.errors import HotsetError, ShardError
 from hotset.stats.codecs import codec_of
@@ -25,7 +24,6 @@ from hotset.train.data.shards import Part, Shards
 from hotset.train.loop import run_steps
 from hotset.train.metrics import Quality
 from hotset.train.ranks import embeddings as ranked_embeddings
-from hotset.train.ranks import messages
 from hotset.train.ranks.exchange import HeldRows
 from hotset.train.ranks.messages import Coding
 from hotset.train.ranks.node import Node
@@ -166,41 +164,6 @@ def test_many_drawn_runs_end_with_the_same_bits(
     tmp_path_factory: pytest.TempPathFactory, placement: str, num_ranks: int, per_rank: int, seed: int
 ) -> None:
     check_drawn(placement, num_ranks, per_rank, seed, tmp_path_factory.mktemp("drawn") / "shards")
-
-
-def rank_order(places_SW: NDArray[np.int32], partials_ND: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The sum of ranks one after the other, in place of the tree."""
-    sums = np.zeros((places_SW.shape[0], partials_ND.shape[1]), np.float32)
-    for rank in range(places_SW.shape[1]):
-        has = places_SW[:, rank] >= 0
-        sums[has] += partials_ND[places_SW[has, rank]]
-    return sums
-
-
-def test_other_orders_of_addition_have_other_bits(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = fields_of("all-fast", 4)
-    wanted = result(shards, fields, OneRank())
-    monkeypatch.setattr(ranked_embeddings, "sum_over_ranks", rank_order)
-    assert on_ranks(shards, fields, 4)[0] != wanted
-
-
-def test_vectors_that_are_sent_before_their_update_are_found(
-    shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fields = fields_of("all-fast", 4)
-    wanted = result(shards, fields, OneRank())
-    send = messages.RowMessages.send
-    # Every second exchange is of vectors: the fault sends those of the step before where they fit.
-    earlier: dict[tuple[int, ...], list[NDArray[np.float32]]] = {}
-
-    def send_late(self: Any, rows: Any, sent: Any, received: Any, coding: Any) -> Any:
-        key = (id(self), *(each.shape[0] for each in rows))
-        late = earlier.get(key, rows)
-        earlier[key] = [each.copy() for each in rows]
-        return send(self, late, sent, received, coding)
-
-    monkeypatch.setattr(messages.RowMessages, "send", send_late)
-    assert on_ranks(shards, fields, 2)[0] != wanted
 
 
 INT8 = ChosenExchange("int8", "int8", "bf16")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ import pytest
 
 from hotset.pipeline.errors import KIB, MIB, HotsetError
 from hotset.tests.support.spilled_runs import Twin, plan_epochs
-from hotset.train.spill import kernels
-from hotset.train.spill.row_store import BlockFile, RowStore, aligned_blocks
+from hotset.train.spill.row_store import BlockFile, aligned_blocks
 
 BYTES = 8192
 
@@ -205,41 +203,6 @@ def test_only_blocks_of_later_groups_are_written(rng: np.random.Generator, tmp_p
     assert 0 < file.writes <= rows_written // per_block
     assert file.reads <= file.writes
     assert twin.store.file_bytes == (file.block_bytes * file.reads, file.block_bytes * file.writes)
-    twin.store.close()
-
-
-@pytest.mark.parametrize("fault", ["lost", "stale", "other place", "too early"])
-def test_a_planted_fault_is_noticed(
-    fault: str, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    twin = twin_of(rng, tmp_path)
-    append = kernels.append_rows
-    go_on = RowStore._go_on
-    calls = [0]
-
-    def faulty(weights: Any, state: Any, slots: Any, rows: Any, numbers: Any, start: int, *rest: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 20 and fault == "lost":
-            return slots.size, kernels.ALL_DONE
-        if calls[0] == 20 and fault == "stale":
-            weights = np.zeros_like(weights)
-        if calls[0] == 20 and fault == "other place":
-            numbers = np.roll(numbers, 1)
-        return append(weights, state, slots, rows, numbers, start, *rest)
-
-    def hasty(store: RowStore) -> None:
-        store._wait_for_loads = lambda: None  # type: ignore[method-assign]
-        load = store._load
-        gate = threading.Event()
-        store._load = lambda *args: (gate.wait(0.2), load(*args))[1]  # type: ignore[method-assign]
-        go_on(store)
-
-    monkeypatch.setattr("hotset.train.spill.row_store.append_rows", faulty)
-    if fault == "too early":
-        monkeypatch.setattr(RowStore, "_go_on", hasty)
-    with pytest.raises((AssertionError, RuntimeError)):
-        twin.run(rng)
-        np.testing.assert_array_equal(twin.merged(), twin.wanted())
     twin.store.close()
 
 
