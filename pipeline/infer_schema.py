@@ -22,11 +22,11 @@ from .infer_dialect import Sample, Split, count_titles, find_dialect, read_sampl
 from .infer_label import InferredLabel, follows_label, infer_label, is_positive, names_a_label
 from .infer_times import are_times, spans_of, texts_of
 from .raw.arrow_parts import open_rows
-from .raw.column_values import plain, read_values
+from .raw.column_values import checked, plain, read_values
 from .raw.criteo import tells_label
 from .raw.json_parts import first_rows
 from .raw.log_files import example_file
-from .raw.parquet_parts import open_parquet
+from .raw.parquet_parts import DAMAGE, damaged_parquet, open_parquet
 from .raw.part import UTF_8, iterate_blocks, without_mark
 from .raw.raw_file import RawFile
 from .raw.recognise import recognise
@@ -178,7 +178,10 @@ def _typed_rows(file: RawFile, form: str, num_rows: int) -> _Rows:
     if not any(map(len, found)):
         raise InputError(f"{file.path} has no rows")
     batch = pa.Table.from_batches(found).slice(0, num_rows).combine_chunks().to_batches()[0]
-    batch.validate(full=True)
+    try:
+        (batch,) = checked([batch])
+    except DAMAGE as error:
+        raise damaged_parquet(file, error) from error
     columns = list(zip(batch.schema.names, batch.columns, strict=True))
     places = f"from {len(found)} row groups" if form == "parquet" and len(found) > 1 else "the first ones"
     return _Rows(columns, batch.num_rows, places, Schema((), (), format=format), notes)

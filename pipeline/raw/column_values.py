@@ -10,6 +10,7 @@ texts share a number, and so a row, with a probability of about n**2 / 2**65: 3e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -441,6 +442,36 @@ def other_kind(value: Any, kind: str, *, is_element: bool) -> str | None:
 _TEXTS = {pa.string().id, pa.large_string().id, pa.string_view().id}
 _TEXTS |= {pa.binary().id, pa.large_binary().id, pa.binary(1).id}
 _LISTS = {pa.list_(pa.int8()).id, pa.large_list(pa.int8()).id, pa.list_(pa.int8(), 1).id}
+
+
+def checked(batches: Sequence[Any]) -> Sequence[Any]:
+    """Return record batches whose buffers hold what they should; text that is not UTF-8 is bytes in all.
+
+    Raises:
+        pa.ArrowInvalid: one is damaged: offsets or indices point nowhere.
+    """
+    try:
+        for batch in batches:
+            batch.validate(full=True)
+        return batches
+    except pa.ArrowInvalid:
+        names = batches[0].schema.names
+        batches = [pa.record_batch([_as_bytes(array) for array in each.columns], names) for each in batches]
+    for batch in batches:
+        batch.validate(full=True)
+    return batches
+
+
+_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+
+
+def _as_bytes(array: Any) -> Any:
+    """Return text as bytes, also in lists and dictionaries, without a look at what may be damaged."""
+    if pa.types.is_dictionary(array.type):
+        return pa.DictionaryArray.from_arrays(array.indices, _as_bytes(array.dictionary))
+    if is_list(array.type) and array.type.value_type in _BYTES:
+        return array.cast(pa.list_(_BYTES[array.type.value_type]))
+    return array.cast(_BYTES[array.type]) if array.type in _BYTES else array
 
 
 def is_list(kind: Any) -> bool:

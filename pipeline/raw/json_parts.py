@@ -146,11 +146,17 @@ _DAMAGED: dict[str, Any] = {}
 """Stands for a line that is no object."""
 
 
+_CONSTANTS = {"NaN": None, "Infinity": "Infinity", "-Infinity": "-Infinity"}
+"""What is no number is missing, as it is for Arrow."""
+
+
 def _row_of(line: bytes) -> dict[str, Any]:
     """Return the object of a line, numbers as they are written."""
     number: Callable[[str], str] = str
+    ways: dict[str, Any] = {"parse_int": number, "parse_float": number, "parse_constant": _CONSTANTS.get}
     try:
-        row = json.loads(line.removeprefix(b"\xef\xbb\xbf"), parse_int=number, parse_float=number)
+        row = json.loads(line.removeprefix(b"\xef\xbb\xbf"), **ways)
+        json.dumps(row, ensure_ascii=False).encode()  # half a pair of \\u escapes is no text
     except (ValueError, RecursionError):
         return _DAMAGED
     return row if isinstance(row, dict) else _DAMAGED

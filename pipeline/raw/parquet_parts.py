@@ -22,7 +22,7 @@ from ..errors import ConfigError, FormatError, InputError, ManifestError, raise_
 from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema, find_columns
-from .column_values import is_fixed_text, is_list, is_text
+from .column_values import checked, is_fixed_text, is_list, is_text
 from .part import FilePart, Part, PartsInOrder, RawParts, Rows
 from .raw_file import RawFile
 from .tabular import check_types, constants_of, find_fields, misfit, parse_rows, rows_of_batch
@@ -326,8 +326,7 @@ class ParquetParts(RawParts):
     def rows_of(self, batch: Any) -> Rows:
         """Return the rows of a batch, checked: a damaged file may decode to offsets that point nowhere."""
         try:
-            batch.validate(full=True)
-            return rows_of_batch(batch, self._constants)
+            return rows_of_batch(checked([batch])[0], self._constants)
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
 
@@ -356,9 +355,7 @@ class ParquetParts(RawParts):
             raise damaged_parquet(self._file, OSError(f"{num_rows} rows, want {run.num_rows}"))
         # Row groups of numbered texts are decoded apart; offsets are checked before they are joined.
         try:
-            for batch in batches if len(batches) > 1 else ():
-                batch.validate(full=True)
-            return pa.concat_batches(batches)
+            return pa.concat_batches(checked(batches) if len(batches) > 1 else batches)
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
 

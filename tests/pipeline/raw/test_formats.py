@@ -268,6 +268,7 @@ def test_rows_of_json_that_arrow_cannot_read_have_the_values_of_csv(tmp_path: Pa
         ('{"y": 1, "user": ', "row 3: want one JSON object on the line"),
         ('["y", 1]', "row 3: want one JSON object on the line"),
         ('{"y": 2, "user": 3}', "row 3, column 'y': found 2, want 0 or 1"),
+        ('{"y": 1, "user": Infinity}', "row 3, column 'user': found 'Infinity', want an integer"),
         ('{"y": 1, "user": "x"}', "row 3, column 'user': found 'x', want an integer"),
         ('{"y": 1, "user": {"a": "x"}}', "row 3, column 'user': found '{\"a\": \"x\"}', want an integer"),
         ('{"user": 3}', "row 3, column 'y': found nothing, want 0 or 1"),
@@ -296,15 +297,37 @@ def test_a_key_that_no_row_has_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_of_json_may_lack_a_key_and_begin_without_a_list(tmp_path: Path) -> None:
-    """The second file has labels of two kinds, which are read slowly."""
+    """The second file has labels of two kinds and what is no number, which are read slowly."""
     text = 'format = "json"\nlabel = "y"\ndense = []\n[sparse]\nuser = "integer"\n'
     text += 'tags = { kind = "text", list = true, separator = "|" }\n'
     text += 'seen = { kind = "integer", list = true }\n'
     (tmp_path / "a").write_text('{"y": 1, "tags": null, "seen": null}\n')
-    (tmp_path / "b").write_text('{"y": 1, "tags": null}\n{"y": true, "user": 7, "tags": ["a|b", "c"]}\n')
+    (tmp_path / "b").write_text(
+        '{"y": 1, "user": NaN, "tags": null}\n{"y": true, "user": 7, "tags": ["a|b", "c"]}\n'
+    )
     found = columns_of(tmp_path, tmp_path / "_columns", text)
     assert found["user"] == [None, None, 7]
     assert found["tags"] == [[None], [None], [xxhash.xxh3_64_intdigest(each) for each in (b"a|b", b"c")]]
+
+
+def test_text_that_is_not_utf_8_is_its_bytes_in_parquet_and_json(tmp_path: Path) -> None:
+    words = [b"caf\xe9", b"x"] * 3
+    offsets, data = pa.array(words, pa.binary()).buffers()[1:]
+    text = pa.StringArray.from_buffers(6, offsets, data)
+    lists = pa.ListArray.from_arrays(range(7), text)
+    pq.write_table(pa.table({"y": [1] * 6, "user": text, "tags": lists}), tmp_path / "a", row_group_size=2)
+    lines = [b'{"y": 1, "user": "%s", "tags": ["%s"]}\n' % (word, word) for word in words]
+    (tmp_path / "b").write_bytes(b"".join(lines))
+    for name in "ab":
+        proposal = propose_schema(tmp_path / name)
+        assert set(proposal.schema.sparse) == {"user", "tags"}
+    keys = 'label = "y"\ndense = []\n[sparse]\nuser = "text"\ntags = { kind = "text", list = true }\n'
+    found = columns_of(tmp_path, tmp_path / "_columns", f'format = "parquet"\n{keys}')
+    assert found["user"] == [xxhash.xxh3_64_intdigest(word) for word in words] * 2
+    assert found["tags"] == [[user] for user in found["user"]]
+    (tmp_path / "b").write_bytes(lines[1] + rb'{"y": 1, "user": "\ud83d"}')
+    with pytest.raises(InputError, match="b, row 2: want one JSON object"):
+        columns_of(tmp_path / "b", tmp_path / "_other", f'format = "json"\n{keys}')
 
 
 @pytest.mark.parametrize("name", ["arrow", "arrow-zstd", "stream", "orc", "parquet"])
