@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ...pipeline.errors import ByteSize
-from ...pipeline.folders.manifest import hash_file
+from ...pipeline.folders.manifest import MANIFEST, hash_file
 from ...stats.ranking.row_bytes import OPTIMIZERS
 from ...stats.shuffle import epoch_order
 from ...train.build import build_trainer
@@ -224,8 +224,10 @@ def drawn_samples(settings: PartSettings) -> KaggleSamples:
 def packed_shards(
     settings: PartSettings, samples: KaggleSamples, batch_size: int, embedding_dim: int
 ) -> Shards:
-    """Write samples as shards, and open them."""
+    """Open samples as shards, which are written unless an earlier part or piece has done so."""
     folder = settings.scratch / f"speed-{embedding_dim}-{batch_size}" / "shards"
+    if (folder / MANIFEST).exists():
+        return Shards.open(folder)
     return write_kaggle_shards(samples, folder, batch_size=batch_size, embedding_dim=embedding_dim)
 
 

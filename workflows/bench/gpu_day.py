@@ -42,10 +42,9 @@ _DAY_SECONDS = 480.0
 _LEAST_SECONDS, _LAST_WORDS_SECONDS, SPARE_SECONDS = 5.0, 3.0, 3.0
 """A part is not begun with less time left; one that hangs prints where its threads are so long before it is
 killed; and one that another part waits for has so much less."""
-_PATIENCE = 2
-"""Factor of the time of a part when a day is only tried."""
-_MARGIN = 1.2
-"""Remaining time at which a piece of work begins, in multiples of the time of the previous piece."""
+_PATIENCE, _MARGIN = 2, 1.2
+"""Factor of the time of a part when a day is only tried; and of the time of a piece of work, below which the
+next one does not begin."""
 _OUTPUT_CHARACTERS, _TRACE_CHARACTERS = 4000, 2000
 """Characters that are kept of the end of a part's output, and of a traceback."""
 

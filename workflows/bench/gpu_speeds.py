@@ -56,22 +56,19 @@ from .gpu_checks import (
     packed_shards,
 )
 from .gpu_day import SPARE_SECONDS, PartSettings, Records, run_process
-from .gpu_steps import TorchRecRun, measure_ceilings
+from .gpu_steps import IN_PIPELINE, TorchRecRun, measure_ceilings
 from .harness import median_ratio
 from .kaggle_shards import HOT_SHARE, draw_kaggle, write_kaggle_shards
 
 _LIBRARIES = ("torch", "triton", "numba", "numpy", "pyarrow")
 REFERENCE = "all-fast"
 """Name of the contestant that the others are compared with."""
-_ROUNDS = 5
-_WARM_UP_STEPS = 5
+_ROUNDS = _WARM_UP_STEPS = 5
 _MOST_SAMPLES = 12_000_000
 """Samples of the measured steps of one run, at most; they are planned before its first step."""
 _MOST_STEPS = 1500
-_STEP_SECONDS = 2.0
-"""Measured time of one run, about."""
-_ENDING_SECONDS = 5.0
-"""Time that is kept for the runs of a group to end."""
+_STEP_SECONDS, _ENDING_SECONDS = 2.0, 5.0
+"""Measured time of one run, about; and time that is kept for the runs of a group to end."""
 BATCH_SIZES = (65_536, 16_384, 2_048)
 """The largest first: its figures are the most important."""
 _SMALL_BATCH_SIZES = (64,)
@@ -234,7 +231,7 @@ class RunInTurns:
         if contestant.cached_share is None:
             self.run = HotsetRun(contestant, num_steps)
         else:
-            order = _order_of(contestant, num_steps)
+            order = _order_of(contestant, num_steps + IN_PIPELINE)
             self.run = TorchRecRun(contestant.shards, contestant.config, order, contestant.cached_share)
 
     def warm_up(self) -> None:

@@ -69,7 +69,7 @@ _SHAPES = ((16, 65_536), (128, 65_536), (16, 16_384), (16, 2_048))
 _SMALL_SHAPES = ((16, 256),)
 """Embedding dimension and batch size."""
 _WARM_UP_STEPS, _STEPS, _SMALL_STEPS = 5, 30, 3
-_BATCHES_AHEAD = 8
+_BATCHES_AHEAD, IN_PIPELINE = 8, 3
 """Batches that are read ahead for TorchRec, besides the three in its pipeline."""
 
 Launch = tuple[Callable[..., object], tuple[Any, ...]]
@@ -345,7 +345,8 @@ class TorchRecRun:
     def close(self) -> None:
         """End the thread and the process group."""
         self._batches.close()
-        torch.distributed.destroy_process_group()
+        if torch.distributed.is_initialized():  # closed before
+            torch.distributed.destroy_process_group()
         self._group.cleanup()
 
     def _count(self, batch: Any) -> Any:

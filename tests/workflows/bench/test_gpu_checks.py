@@ -54,6 +54,13 @@ def test_a_verb_that_does_not_do_its_work_is_named(
     assert found.keys() == right.keys() and not found[name]
 
 
+def test_pieces_and_parts_share_the_samples_of_a_size(tmp_path: Path) -> None:
+    settings = PartSettings("late", tmp_path, True)
+    samples = gpu_checks.drawn_samples(settings)
+    first, second = (gpu_checks.packed_shards(settings, samples, 64, 16) for _ in range(2))
+    assert first.manifest.folder == second.manifest.folder and second.num_training_samples > 0
+
+
 _TESTS = """
 import time
 import pytest

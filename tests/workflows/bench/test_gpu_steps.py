@@ -47,4 +47,6 @@ def test_torchrec_runs_the_steps_of_an_order(tmp_path: Path) -> None:
         run.take()
     assert all((old != new).any() for old, new in zip(before, run._pipeline._model.parameters(), strict=True))
     run.synchronize()
+    # It is closed when its rows are written, and when its group ends.
+    run.close()
     run.close()
