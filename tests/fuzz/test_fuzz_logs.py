@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def test_what_is_read_otherwise_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert "row 3: 'wrong', want " in found["differences"][0]["outcome"]
 
 
-def test_the_script_writes_what_was_read(tmp_path: Path) -> None:
+def test_the_script_writes_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ProcessPoolExecutor", lambda workers, _: ThreadPoolExecutor(workers))
     words = ["--files", "5", "--out", str(tmp_path / "result.json"), "--scratch", str(tmp_path)]
     assert run_script(module.PARSER, module.measure, words) == 0
     found = json.loads((tmp_path / "result.json").read_text())

@@ -31,7 +31,6 @@ from hotset.tests.support.logs.other_logs import (
     write_parquet,
 )
 from hotset.tests.support.naive.naive_stages import OOV, naive_table, rows_of, shuffled
-from hotset.tests.support.preprocess_runs import stopped_after
 from hotset.tests.support.resealed import reseal, set_in_manifest
 
 DENSE = ("dense", "float", "raw", "whole")
@@ -254,19 +253,3 @@ def test_offsets_that_run_backwards_are_found(stage: str, lists: Path, tmp_path:
     set_in_manifest(folder, f"files.{number}.xxh3_128", hash_file(path)[1])
     faults = verify(tmp_path / "out", raw=[lists.parent / "log"])
     assert any(str(path) in fault and "tags in row" in fault for fault in faults), faults
-
-
-@pytest.mark.parametrize("format", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
-def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    tmp_path: Path, format: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = draw_log(150, KINDS, rng, empty_lists=format == "parquet")
-    raw = write(tmp_path / "log", log, format)
-    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4000)
-    preprocess([raw], recipe(log, format), tmp_path / "whole", Resources(workers=1))
-    for number in (0, 7, 18):
-        out = tmp_path / f"out{number}"
-        with stopped_after(number), pytest.raises(KeyboardInterrupt):
-            preprocess([raw], recipe(log, format), out, Resources(workers=2))
-        preprocess([raw], recipe(log, format), out, Resources(workers=3))
-        assert tree_of(out) == tree_of(tmp_path / "whole")

@@ -247,7 +247,7 @@ def naive_never_worse(
 def test_parts_between_cuts_are_peeled_as_by_the_twin(widths: list[int], rng: np.random.Generator) -> None:
     num_rows = 12
     num_cuts = []
-    for _ in range(300):
+    for _ in range(150):
         log = [sorted(set((rng.zipf(1.3, 3) % num_rows).tolist())) for _ in range(20)]
         counts = np.bincount([row for rows in log for row in rows], minlength=num_rows)
         place = np.argsort(np.argsort(-counts, kind="stable"))

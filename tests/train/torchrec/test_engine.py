@@ -230,6 +230,11 @@ def test_the_run_folder_is_an_ordinary_one(
     assert json.loads((tmp_path / "run/summary.json").read_text())["placement"] == "torchrec"
 
 
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+    return Shards.open(write_shards(tmp_path_factory.mktemp("lists") / "shards", LOGS["lists"]))
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -252,15 +257,14 @@ def test_the_run_folder_is_an_ordinary_one(
     ],
     ids=str,
 )
-def test_settings_of_the_own_engine_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", LOGS["lists"]))
+def test_settings_of_the_own_engine_are_refused(lists: Shards, settings: dict[str, Any]) -> None:
     config = replace(settings_of({}), engine="torchrec", embedding_optimizer="sgd")
-    resolve(shards, config, 2)
-    assert resolve(shards, replace(config, placement="fae"), 2).placement == "fae"
+    resolve(lists, config, 2)
+    assert resolve(lists, replace(config, placement="fae"), 2).placement == "fae"
     name = next(iter(settings)).replace("_", "-")
     own = {"engine": "torchrec", "embedding_optimizer": "sgd"}
     with pytest.raises(ConfigError, match=f"--engine torchrec|{name}"):
-        resolve(shards, settings_of(own | settings), 2)
+        resolve(lists, settings_of(own | settings), 2)
 
 
 def test_a_run_without_torchrec_is_refused_before_it_begins(

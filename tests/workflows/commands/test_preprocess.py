@@ -172,7 +172,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-@pytest.mark.parametrize("killed_at", [None, "rank", "split", "pack"])
+@pytest.mark.parametrize(
+    "killed_at", [None, "split", *(pytest.param(each, marks=pytest.mark.slow) for each in ("rank", "pack"))]
+)
 def test_an_extension_keeps_the_settings_of_the_folder(
     killed_at: str | None, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
