@@ -20,7 +20,6 @@ from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.verify import verify
-from hotset.tests.support.logs.criteo_text import tree_of
 from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import (
     Log,
@@ -153,25 +152,6 @@ def test_shards_are_those_of_the_naive_twin(
         assert samples_in(shards, kind) == [samples[i][:4] for i in numbers]
     assert shards.totals["samples"]["hot_only"] > 0 or num_rows < 30
     assert verify(tmp_path / "out", raw=[raw]) == []
-
-
-@pytest.mark.parametrize("format", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
-def test_workers_and_memory_change_no_byte(
-    tmp_path: Path, format: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = draw_log(150, KINDS, rng, empty_lists=format == "parquet")
-    raw = write(tmp_path / "log", log, format)
-    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4000)
-    shards = preprocess([raw], recipe(log, format), tmp_path / "whole", Resources(workers=1))
-    assert len(shards.files) > 6
-    monkeypatch.setattr("hotset.pipeline.runtime.memory.FIXED_BYTES", 0)
-    monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
-    monkeypatch.setattr("hotset.pipeline.runtime.memory._SLACK_BYTES", 0)
-    monkeypatch.setattr("hotset.pipeline.stages.encode.LEAST_TABLE_BYTES", 300)
-    monkeypatch.setattr("hotset.pipeline.stages.pack.room_for", lambda stage, cap, needed, **others: needed)
-    monkeypatch.setattr("hotset.pipeline.stages.encode.room_for", lambda stage, cap, needed, **others: needed)
-    preprocess([raw], recipe(log, format), tmp_path / "small", Resources(workers=3))
-    assert tree_of(tmp_path / "whole") == tree_of(tmp_path / "small")
 
 
 def test_a_feature_can_be_called_otherwise_than_its_column(tmp_path: Path, rng: np.random.Generator) -> None:
