@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,21 +41,6 @@ def test_crafted_folders_are_refused_by_name_or_harmless(crafter: Crafter) -> No
 def test_many_crafted_folders_are_refused_by_name_or_harmless() -> None:
     result = fuzz_folders.fuzz_folders(60, 1)
     assert result["wrong"] == [] and result["inputs"] == 60
-
-
-def test_tracebacks_and_messages_without_a_file_are_found(
-    crafter: Crafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(root: Path, out: Path) -> Any:
-        raise KeyError("totals")
-
-    assert crafter.judge("tables") == "same"
-    monkeypatch.setitem(crafter.readers, "tables", broken)
-    assert crafter.judge("tables").startswith("KeyError in test_fuzz_folders.py:")
-    monkeypatch.setitem(crafter.readers, "verify", lambda root, out: ["something is wrong"])
-    assert crafter.judge("verify") == "no file is named: something is wrong"
-    monkeypatch.setitem(crafter.readers, "verify", lambda root, out: [f"{root} is damaged"])
-    assert crafter.judge("verify") == "refused"
 
 
 def test_every_kind_of_file_is_edited_and_equal_seeds_edit_equally(crafter: Crafter) -> None:

@@ -66,11 +66,7 @@ def test_the_plainest_kind_that_no_value_contradicts_is_taken(texts: list[str], 
 )
 def test_parquet_columns_have_kinds_too(values: list[Any], kind: Any, wanted: str) -> None:
     found = of_arrow(values, kind)
-    assert (found.kind, found.is_used, found.lists is not None) == (
-        wanted,
-        True,
-        pa.types.is_list(kind),
-    )
+    assert (found.kind, found.is_used, found.lists is not None) == (wanted, True, pa.types.is_list(kind))
     assert found.note.startswith("true or false, 33% missing") == pa.types.is_boolean(kind)
 
 

@@ -45,10 +45,7 @@ def text_of(rows: list[list[str]] = ROWS, separator: str = ",", end: str = "\n")
         (text_of([[*row, '"a\n,b,"'] for row in ROWS]), dialect()),
         (text_of([[*row, '"say ""x"", y"'] for row in ROWS]), dialect()),
         (text_of([[*row, '"say \\"x\\", y"'] for row in ROWS]), dialect(escape="\\")),
-        (
-            text_of([[*row, "a\\,b" if row[0] == "3" else "c"] for row in ROWS]),
-            dialect(escape="\\"),
-        ),
+        (text_of([[*row, "a\\,b" if row[0] == "3" else "c"] for row in ROWS]), dialect(escape="\\")),
         (
             text_of([[*row, '"best buy' if row[0] == "3" else "buy"] for row in ROWS], "\t"),
             dialect(separator="\t", quote=None),

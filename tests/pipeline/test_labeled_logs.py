@@ -221,20 +221,6 @@ def test_a_grown_log_has_the_columns_of_all_days(log: Log, tmp_path: Path) -> No
     assert tree_of(tmp_path / "dir/shards") == tree_of(tmp_path / "whole/shards")
 
 
-def test_many_passes_over_a_log_change_no_byte(
-    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = write_csv(tmp_path / "log", log)
-    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 1500)
-    preprocess([raw], recipe(log), tmp_path / "whole", Resources(workers=1))
-    monkeypatch.setattr("hotset.pipeline.runtime.memory.FIXED_BYTES", 0)
-    monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
-    monkeypatch.setattr("hotset.pipeline.runtime.memory._SLACK_BYTES", 0)
-    monkeypatch.setattr("hotset.pipeline.stages.pack.room_for", lambda stage, cap, needed, **others: needed)
-    preprocess([raw], recipe(log), tmp_path / "small", Resources(workers=2))
-    assert tree_of(tmp_path / "whole") == tree_of(tmp_path / "small")
-
-
 BAD_ROWS = {
     "-1,1,0,7": ", column 'w': found '-1', want a number that is 0 or more and that a float32 can hold",
     "nan,1,0,7": ", column 'w': found 'nan', want a number",

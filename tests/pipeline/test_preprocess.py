@@ -496,23 +496,6 @@ def test_a_small_log_of_long_lists_needs_little_memory(tmp_path: Path) -> None:
     preprocess([log], config, tmp_path / "out", Resources(workers=2, memory_bytes=400 * MIB))
 
 
-@pytest.mark.parametrize(
-    ("stage", "config", "megabytes", "message"),
-    [
-        ("count", CountConfig(eval_files=1), 0, "no sample to train on"),
-        ("rank", RankConfig(rank_by="peel"), 180, "rank --rank-by peel cannot stay within 180 MiB"),
-        ("rank", RankConfig(rank_by="sampled"), 180, "rank --rank-by sampled cannot stay within 180 MiB"),
-        ("split", SplitConfig(mode="fae-code"), 0, "needs ids by sampled counts"),
-    ],
-)
-def test_settings_that_the_inputs_rule_out_are_refused(
-    stage: str, config: Any, megabytes: int, message: str, made: Path
-) -> None:
-    resources = Resources(workers=1, memory_bytes=megabytes * MIB or None)
-    with pytest.raises(HotsetError, match=message):
-        check_stage(stage, config, made, resources)
-
-
 def test_discarded_inputs_are_refused(made: Path, tmp_path: Path) -> None:
     out = copy_of(made, tmp_path / "dir")
     discard_files(out / "samples")

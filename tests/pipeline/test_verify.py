@@ -441,15 +441,7 @@ def test_another_log_is_found(made: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_stages_is_refused(tmp_path: Path) -> None:
-    assert set(STAGE_FOLDERS) == {
-        "columns",
-        "counts",
-        "vocabulary",
-        "samples",
-        "plan",
-        "shards",
-        "id_map",
-    }
+    assert set(STAGE_FOLDERS) == {"columns", "counts", "vocabulary", "samples", "plan", "shards", "id_map"}
     with pytest.raises(ManifestError, match="contains nothing that a stage wrote"):
         verify(tmp_path)
 

@@ -101,10 +101,7 @@ def drawn_logs(draw: st.DrawFn, *, most_lookups: int = 2) -> DrawnLog:
 
 
 networks = st.builds(
-    Network,
-    st.sampled_from([1.0, 10.0]),
-    st.sampled_from([1.0, 20.0]),
-    st.sampled_from([0.0, 50.0, 1000.0]),
+    Network, st.sampled_from([1.0, 10.0]), st.sampled_from([1.0, 20.0]), st.sampled_from([0.0, 50.0, 1000.0])
 )
 
 

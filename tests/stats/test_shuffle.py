@@ -256,15 +256,7 @@ def test_rows_are_scattered_in_order_to_the_files_in_the_buffer(
     columns = np.ascontiguousarray(columns[:, chosen])
     largest = np.array([17], np.uint32)
     scatter_rows(
-        columns,
-        ids,
-        chosen,
-        keys[chosen],
-        files[chosen],
-        next_row,
-        scattered_rows,
-        scattered_keys,
-        largest,
+        columns, ids, chosen, keys[chosen], files[chosen], next_row, scattered_rows, scattered_keys, largest
     )
     assert largest.tolist() == [max([17, *ids[chosen].view(np.uint32).ravel().tolist()])]
     order = np.concatenate([np.flatnonzero(files == 2), np.flatnonzero(files == 0)])

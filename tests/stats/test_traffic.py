@@ -171,8 +171,7 @@ def naive_loads(log: NDArray[np.int64], num_slots: int, *, by_next_use: bool) ->
     for number, batch in enumerate(batches):
         num_loads += len(batch - held)
         others = sorted(
-            held - batch,
-            key=lambda row: _next_use(uses[row], number) if by_next_use else -lookups[row],
+            held - batch, key=lambda row: _next_use(uses[row], number) if by_next_use else -lookups[row]
         )
         held = batch | set(others[: num_slots - len(batch)])
     return num_loads

@@ -43,11 +43,7 @@ def draw_lookups(tier: Tier, num_samples: int, rng: np.random.Generator) -> Draw
 
 
 def step(
-    backend: RowBackend,
-    tier: Tier,
-    lookups: DrawnLookups,
-    grad_PD: torch.Tensor,
-    rate: float | None = None,
+    backend: RowBackend, tier: Tier, lookups: DrawnLookups, grad_PD: torch.Tensor, rate: float | None = None
 ) -> torch.Tensor:
     vectors_PD = torch.zeros_like(grad_PD)
     backend.look_up(tier.weights_SD, lookups.by_row, lookups.slots_U, vectors_PD)

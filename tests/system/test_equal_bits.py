@@ -159,11 +159,7 @@ def test_placements_end_with_equal_bits_under_a_recipe(optimizer: Any, tmp_path:
     """The rate of each step is another, and rows decay where they are updated."""
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     recipe = RecipeOptions(
-        warmup_steps=5,
-        lr_schedule="polynomial",
-        clip_gradient=0.1,
-        dense_decay=0.01,
-        embedding_decay=0.05,
+        warmup_steps=5, lr_schedule="polynomial", clip_gradient=0.1, dense_decay=0.01, embedding_decay=0.05
     )
     fields: dict[str, Any] = FIELDS | {"embedding_optimizer": optimizer, "embedding_lr": 0.1}
     all_fast = trained(shards, placement="all-fast", recipe=recipe, **fields)
@@ -263,10 +259,7 @@ def test_evaluation_on_the_way_sees_the_newest_rows_and_changes_none(
 
 @pytest.mark.parametrize("placement", ["fae", *(p["placement"] for p in STATELESS), "lookahead"])
 def test_evaluation_on_the_way_of_a_replayed_order_sees_the_newest_rows(
-    placement: str,
-    shards: Shards,
-    all_fast: Trainer,
-    losses_of_all_fast: dict[bool, list[float | None]],
+    placement: str, shards: Shards, all_fast: Trainer, losses_of_all_fast: dict[bool, list[float | None]]
 ) -> None:
     """A known order is planned ahead of the batch being computed, and so of the evaluation after it."""
     found: list[float | None] = []

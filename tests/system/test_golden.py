@@ -71,8 +71,7 @@ def without_deleted(folders: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("case", "workers"),
-    [*((case, 2) for case in CASES), *((case, 1) for case in CASES if " " not in case)],
+    ("case", "workers"), [*((case, 2) for case in CASES), *((case, 1) for case in CASES if " " not in case)]
 )
 def test_folders_have_the_bytes_that_they_had(case: str, workers: int, logs: Path, tmp_path: Path) -> None:
     prepare(logs, case, tmp_path, workers)

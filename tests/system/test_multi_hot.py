@@ -123,9 +123,7 @@ def samples_in(shards: Manifest, kind: str) -> list[tuple[Any, ...]]:
     [
         # Both formats come to the same columns, so quick runs see each shape in one of them.
         pytest.param(
-            shape,
-            format,
-            marks=[] if number % 2 == is_parquet and shape not in WIDE else pytest.mark.slow,
+            shape, format, marks=[] if number % 2 == is_parquet and shape not in WIDE else pytest.mark.slow
         )
         for number, shape in enumerate(SHAPES)
         for is_parquet, format in enumerate(["csv", "parquet"])

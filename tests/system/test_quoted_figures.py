@@ -323,11 +323,7 @@ def placements(result: Result) -> list[str]:
 def placement_plans(result: Result) -> list[str]:
     """Bytes each way by share of hot rows, and ratios of the bytes both ways."""
     config = result["settings"]
-    found = [
-        f"{config['samples'] / 1e6:.0f} M",
-        f"{config['batch_size']:,}",
-        f"{config['embedding_dim']}",
-    ]
+    found = [f"{config['samples'] / 1e6:.0f} M", f"{config['batch_size']:,}", f"{config['embedding_dim']}"]
     for share in result["shares"]:
         ratios = share["ratios"]
         found += [
@@ -505,11 +501,7 @@ def orders(result: Result) -> list[str]:
         cold = [1 - shares[order]["hot_lookup_share"] for order in ("peel", "frequency")]
         if cold[1]:
             found.append(f"+{100 * (cold[0] / cold[1] - 1):.1f}%")
-    return [
-        *found,
-        f"{result['row_bytes']} bytes",
-        f"{result['num_train_samples'] / 1e6:.1f} M",
-    ]
+    return [*found, f"{result['row_bytes']} bytes", f"{result['num_train_samples'] / 1e6:.1f} M"]
 
 
 QUOTED: dict[str, Callable[[Result], list[str]]] = {

@@ -43,7 +43,6 @@ from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.shapes import dlrm_shape
 from hotset.train.placements.fae import ShuffleScheduler
 from hotset.workflows.bench.placements import simulate_epoch
-from hotset.workflows.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -123,19 +122,6 @@ def test_more_budgets_than_one_pass_counts_are_counted_in_several(
         monkeypatch.setattr(module, "MAX_BUDGETS", most)
         found.append(read_inputs(folder, AdviceConfig(batch_size=256), Resources(workers=1))[1])
     assert found[0] == found[1]
-
-
-def test_the_command_prints_tables_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", str(folder), "--fast-bytes", "16MiB", "1GiB", "--batch-size", "128"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "Predicted for a typical GPU (not this machine): steps of 128 samples" in printed
-    assert "These are predictions from counts" in printed
-    assert main(["advise", str(folder), "--json"]) == 0
-    advice: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert {"workload", "machine", "compute_seconds", "options", "best", "enough"} == advice.keys()
-    with pytest.raises(SystemExit, match="2"):
-        main(["advise", str(folder), "--link-gbps", "0"])
-    assert "--link-gbps must be above 0" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

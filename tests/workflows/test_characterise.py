@@ -19,14 +19,7 @@ from hotset.train.advice import MachineSpeeds
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.shapes import DlrmShape
 from hotset.workflows import characterise as module
-from hotset.workflows.characterise import (
-    FACTORS,
-    Cell,
-    CellFile,
-    CellRun,
-    cells,
-    run_cell,
-)
+from hotset.workflows.characterise import FACTORS, Cell, CellFile, CellRun, cells, run_cell
 from hotset.workflows.cli import main
 
 TINY = Cell(

@@ -94,7 +94,7 @@ def test_a_frame_gives_the_bytes_of_its_file(tmp_path: Path) -> None:
     # The same call finds everything done, and nothing stays next to the folder.
     hotset.preprocess(frame, tmp_path / "polars", schema=tmp_path / "log.toml", workers=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("arrow", "file", "log.parquet", "log.toml", "polars"),
+        *("arrow", "file", "log.parquet", "log.toml", "polars")
     ]
     with pytest.raises(hotset.HotsetError, match="a frame needs a schema of Parquet"):
         hotset.preprocess(frame, tmp_path / "other", schema="criteo-kaggle")

@@ -79,9 +79,7 @@ def test_the_values_that_are_given_build_the_config() -> None:
     assert options.memory == 2**20 and not options.json
 
 
-def test_help_names_types_and_says_nothing_of_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_help_names_types_and_says_nothing_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     shown = help_of(SpinCommand, "spin", options_of(SpinCommand), is_full=False)
     for line in (

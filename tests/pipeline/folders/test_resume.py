@@ -15,15 +15,7 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import MIB, ManifestError
-from hotset.pipeline.folders.disk import (
-    BEGUN,
-    LOCK,
-    PARTIAL,
-    REMOVED,
-    WORKERS,
-    FolderLock,
-    remove_children,
-)
+from hotset.pipeline.folders.disk import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, FolderLock, remove_children
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.folders.output import Output
 from hotset.pipeline.folders.resume import (
@@ -135,11 +127,7 @@ def test_what_holds_of_every_state(continuation: Continuation | None) -> None:
             assert not state.is_foreign
             continue
         # Files are only kept, as they are or to be extended, if a run like the wanted one wrote them.
-        equal = {
-            Decision.SEALED: state.sealed,
-            Decision.RESUME: state.begun,
-            Decision.GO_BACK: state.before,
-        }
+        equal = {Decision.SEALED: state.sealed, Decision.RESUME: state.begun, Decision.GO_BACK: state.before}
         if decision in equal:
             assert equal[decision] == wanted
             continue
@@ -315,11 +303,7 @@ def seal(folder: Path) -> Manifest:
 
 def test_an_identity_is_what_the_manifest_gives_back(tmp_path: Path) -> None:
     assert identity_of_manifest(seal(tmp_path / "out")) == ingest_of()
-    assert ingest_of()["config"] == {
-        "block_bytes": 8 * MIB,
-        "names": ["a", "b"],
-        "is_strict": True,
-    }
+    assert ingest_of()["config"] == {"block_bytes": 8 * MIB, "names": ["a", "b"], "is_strict": True}
 
 
 def test_equal_runs_have_no_difference() -> None:

@@ -19,13 +19,7 @@ import pytest
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import ShardSettings, ShardsTotals, VocabularyTotals
-from hotset.pipeline.formats.ids import (
-    check_shards,
-    cold_widths,
-    mixed_files,
-    read_batches,
-    staged_sizes,
-)
+from hotset.pipeline.formats.ids import check_shards, cold_widths, mixed_files, read_batches, staged_sizes
 from hotset.pipeline.preprocess import preprocess, run_stage
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.other_vocabulary import map_ids

@@ -22,13 +22,7 @@ import pytest
 
 from hotset.pipeline.errors import HotsetError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.folders.whole_file import (
-    check_target,
-    link_folder,
-    whole_file,
-    whole_folder,
-    write_json,
-)
+from hotset.pipeline.folders.whole_file import check_target, link_folder, whole_file, whole_folder, write_json
 from hotset.tests.support.shard_factory import write_shards
 
 

@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from hotset.pipeline.errors import HotsetError, ManifestError, ShardError
 from hotset.pipeline.folders.manifest import TABLE_FACT, Manifest, hash_file
 from hotset.pipeline.folders.totals import ShardFacts
-from hotset.pipeline.formats.batch_checksums import (
-    CHECKSUMS,
-    HEADER_BYTES,
-    ROW,
-    checksum_of_table,
-)
+from hotset.pipeline.formats.batch_checksums import CHECKSUMS, HEADER_BYTES, ROW, checksum_of_table
 from hotset.pipeline.formats.stored_batches import DamagedBatchError, StoredBatch, StoredBatches
 from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import write_shards

@@ -59,14 +59,7 @@ def test_resources_can_be_sent_to_a_worker() -> None:
 
 def test_no_config_has_a_field_that_is_a_resource() -> None:
     resources = {field.name for field in fields(Resources)}
-    for config in (
-        IngestConfig,
-        CountConfig,
-        RankConfig,
-        EncodeConfig,
-        SplitConfig,
-        PackConfig,
-    ):
+    for config in (IngestConfig, CountConfig, RankConfig, EncodeConfig, SplitConfig, PackConfig):
         assert not resources & {field.name for field in fields(config)}
 
 

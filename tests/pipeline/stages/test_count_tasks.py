@@ -24,14 +24,7 @@ from hotset.pipeline.formats.arrow_files import read_batch
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages import count_tasks as module
 from hotset.pipeline.stages.count import CountConfig, count, needed_bytes
-from hotset.pipeline.stages.count_tasks import (
-    CountedLog,
-    MapTask,
-    Span,
-    SpilledCounts,
-    least_room,
-    map_tasks,
-)
+from hotset.pipeline.stages.count_tasks import CountedLog, MapTask, Span, SpilledCounts, least_room, map_tasks
 from hotset.tests.support.logs.criteo_text import NUM_SPARSE, draw_samples, few_features, tree_of
 from hotset.tests.support.naive.naive_stages import columns_of as columns_of_samples
 from hotset.tests.support.processes.kills import Killed, killed

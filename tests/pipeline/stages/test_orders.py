@@ -283,10 +283,7 @@ def made(request: pytest.FixtureRequest, log: list[Sample], tmp_path_factory: py
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hotset.pipeline.stages.orders.LARGE_TABLE_BYTES", 500)
         run_to(
-            "pack",
-            made,
-            log,
-            fae_config(request.param, 64 * (40 if request.param == "fae-code" else 200)),
+            "pack", made, log, fae_config(request.param, 64 * (40 if request.param == "fae-code" else 200))
         )
     return made
 

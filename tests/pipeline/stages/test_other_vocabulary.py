@@ -237,10 +237,7 @@ def test_verify_looks_at_a_map_and_another_old_vocabulary_is_refused(
 
 
 def test_an_extension_maps_the_ids_it_changes(
-    days: list[Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    days: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs, out = [str(day) for day in days], tmp_path / "dir"
     words = ["--min-count", "2", "--eval-files", "1", "--workers", "1"]

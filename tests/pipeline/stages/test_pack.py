@@ -247,11 +247,7 @@ def kind_of(entry: Any) -> str:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_original_order_says_which_batches_happen_to_be_hot_only(
-    tmp_path: Path,
-    folder: Path,
-    naive: NaiveLog,
-    batch_size: int,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, folder: Path, naive: NaiveLog, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4 * WORDS * 30)
     shards = pack_in(folder, tmp_path / "shards", PackConfig(batch_size=batch_size, order="original"))

@@ -75,15 +75,6 @@ def test_all_rows_are_hot_in_memory_for_all_of_them(vocabulary: Manifest) -> Non
         assert num_all == sum(lengths) - 1 and sum(num_hot) == num_all
 
 
-def test_more_memory_never_makes_a_row_cold(vocabulary: Manifest) -> None:
-    order = HotOrder(vocabulary, [8] * 20 + [40] * 6)
-    before = [0] * NUM_SPARSE
-    for budget in range(0, 6000, 97):
-        num_hot, _ = order.num_hot(budget)
-        assert all(now >= then for now, then in zip(num_hot, before, strict=True))
-        before = num_hot
-
-
 def test_a_vocabulary_by_peeling_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its order knew the widths already: another density must not change which rows are first."""
 
@@ -102,37 +93,6 @@ NUM_TRAIN = 70
 
 def naive_rows(samples: list[Sample], feature: int) -> list[tuple[int | str | None, int]]:
     return naive_table([sample.categories[feature] for sample in samples[:NUM_TRAIN]], 2)
-
-
-def test_columns_are_those_of_the_naive_table(tables: list[RankedTable], samples: list[Sample]) -> None:
-    for feature, table in enumerate(tables):
-        naive = naive_rows(samples, feature)
-        counts = np.empty(table.num_rows, np.int64)
-        categories = np.zeros(table.num_rows, table.dtype)
-        table.write_counts(counts)
-        table.write_categories(categories)
-        assert counts.tolist() == [count for _, count in naive]
-        known = [(i, what) for i, (what, _) in enumerate(naive) if isinstance(what, int)]
-        assert [int(categories[i]) for i, _ in known] == [what for _, what in known]
-        whats = [what for what, _ in naive]
-        assert (table.runs.missing_id, table.runs.oov_id) == (
-            whats.index(None if None in whats else OOV),
-            whats.index(OOV),
-        )
-
-
-def test_places_are_an_order_over_all_tables_by_falling_lookups(tables: list[RankedTable]) -> None:
-    rows = []
-    for table in tables:
-        places = np.empty(table.num_rows, np.int64)
-        counts = np.empty(table.num_rows, np.int64)
-        table.write_places(places)
-        table.write_counts(counts)
-        assert (np.diff(places) > 0).all()
-        rows += list(zip(places.tolist(), (-counts).tolist(), strict=True))
-    rows.sort()
-    assert [place for place, _ in rows] == list(range(sum(table.num_rows for table in tables)))
-    assert [count for _, count in rows] == sorted(count for _, count in rows)
 
 
 @pytest.mark.parametrize("asked", [range(0), range(NUM_TRAIN), range(13, 14), range(5, 61)])

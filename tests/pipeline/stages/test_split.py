@@ -48,8 +48,7 @@ def split_in(encoded: Path, out: Path, config: SplitConfig, *, workers: int = 1)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("num_hot_rows", [0, 1, 60, 100, 150, 10_000])
 @pytest.mark.parametrize(
-    ("optimizer", "dim", "row_bytes"),
-    [("sgd", 16, 64), ("adagrad", 16, 128), ("rowwise-adagrad", 4, 20)],
+    ("optimizer", "dim", "row_bytes"), [("sgd", 16, 64), ("adagrad", 16, 128), ("rowwise-adagrad", 4, 20)]
 )
 def test_hot_rows_and_tags_agree_with_the_naive_ones(
     tmp_path: Path,
@@ -163,10 +162,7 @@ def test_a_width_for_no_feature_is_refused(tmp_path: Path, encoded: Path) -> Non
 def test_a_memory_cap_that_cannot_be_kept_is_refused_before_the_folder_is_begun(
     tmp_path: Path, encoded: Path
 ) -> None:
-    vocabulary, samples = (
-        Manifest.read(encoded / "vocabulary"),
-        Manifest.read(encoded / "samples"),
-    )
+    vocabulary, samples = (Manifest.read(encoded / "vocabulary"), Manifest.read(encoded / "samples"))
     with pytest.raises(MemoryCapError, match="split cannot stay within 1 MiB of memory") as caught:
         split(SplitConfig(), vocabulary, samples, tmp_path / "plan", Resources(1, MIB))
     assert caught.value.hint == "--memory 161MiB would do; fewer --workers need less"

@@ -87,10 +87,7 @@ def test_other_orders_are_those_of_folders_ranked_so(
 ) -> None:
     for module in ("stages.rank", "statistics.coverage"):
         monkeypatch.setattr(f"hotset.pipeline.{module}.PEEL_FLOOR", 16)
-    for name, config in (
-        ("peel", RankConfig(rank_by="peel")),
-        ("count", RankConfig()),
-    ):
+    for name, config in (("peel", RankConfig(rank_by="peel")), ("count", RankConfig())):
         (tmp_path / name).mkdir()
         run_to("split", tmp_path / name, log, replace(CONFIG, rank=config))
     ranked, counted = (

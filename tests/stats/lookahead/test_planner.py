@@ -128,12 +128,7 @@ ANY_RANKS = np.empty(0, np.int32)
 
 def naive_records(state: AreaState) -> None:
     """Empty the slots of ``state`` field by field."""
-    for name, value in {
-        "row": -1,
-        "last_use": NOBODY,
-        "is_pinned": 0,
-        "is_listed": 0,
-    }.items():
+    for name, value in {"row": -1, "last_use": NOBODY, "is_pinned": 0, "is_listed": 0}.items():
         state.records[name] = value
     state.free[:] = np.arange(NUM_SLOTS - 1, -1, -1)
 

@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 
 from hotset.stats.kernel import read_only
 from hotset.stats.ranking import peeling
-from hotset.stats.ranking.peeling import (
-    append_samples,
-    entry_order,
-    hot_samples_of_prefixes,
-    list_rows,
-    peel,
-)
+from hotset.stats.ranking.peeling import append_samples, entry_order, hot_samples_of_prefixes, list_rows, peel
 from hotset.tests.support.naive.naive_peel import Samples, naive_entries, naive_peel
 
 
@@ -71,8 +65,7 @@ class Incidence:
 
 logs = st.integers(1, 9).flatmap(
     lambda num_rows: st.tuples(
-        st.just(num_rows),
-        st.lists(st.lists(st.integers(0, num_rows - 1), max_size=5), max_size=14),
+        st.just(num_rows), st.lists(st.lists(st.integers(0, num_rows - 1), max_size=5), max_size=14)
     )
 )
 

@@ -35,11 +35,7 @@ def naive_peel(
     while left:
         row = min(
             left,
-            key=lambda row: (
-                Fraction(left[row], widths[width_of_row[row]]),
-                width_of_row[row],
-                came[row],
-            ),
+            key=lambda row: (Fraction(left[row], widths[width_of_row[row]]), width_of_row[row], came[row]),
         )
         dropped.append(row)
         del left[row]

@@ -22,13 +22,7 @@ from hotset.pipeline.folders.totals import for_features
 from hotset.stats.batch_rows import part_of_rank
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
-from hotset.train.torchrec.batches import (
-    GroupLookups,
-    RankBatch,
-    ReplicatedRows,
-    RowsOfDim,
-    rank_batch,
-)
+from hotset.train.torchrec.batches import GroupLookups, RankBatch, ReplicatedRows, RowsOfDim, rank_batch
 
 
 def naive_rank_batch(

@@ -158,7 +158,4 @@ def recipe(shell: Shell, path: str) -> None:
 WORDS: dict[str, Callable[..., None]] = {
     each.__name__: each
     for each in (obey, reverse, flip, edit, seal, patch, restore, without, parquet, recipe)
-} | {
-    "interrupt": lambda _, out: interrupt(out),
-    "map": lambda _, old, new: write_map(old, new),
-}
+} | {"interrupt": lambda _, out: interrupt(out), "map": lambda _, old, new: write_map(old, new)}

@@ -26,22 +26,12 @@ from hotset.pipeline import verify as rebuild
 from hotset.pipeline.errors import ByteSize, system_fault
 from hotset.pipeline.export import flat_table
 from hotset.pipeline.folders import whole_file
-from hotset.pipeline.folders.disk import (
-    FolderLock,
-    held_by_worker,
-    start_generation,
-)
+from hotset.pipeline.folders.disk import FolderLock, held_by_worker, start_generation
 from hotset.pipeline.folders.manifest import FileEntry, Manifest, read_referenced
 from hotset.pipeline.folders.output import Output, spill_errors_explained
 from hotset.pipeline.folders.pieces import PieceArrays, PieceFolders, Run
 from hotset.pipeline.folders.totals import CountsFacts
-from hotset.pipeline.formats.arrow_files import (
-    columns_of,
-    fixed_lists,
-    offsets_of,
-    read_file,
-    values_of,
-)
+from hotset.pipeline.formats.arrow_files import columns_of, fixed_lists, offsets_of, read_file, values_of
 from hotset.pipeline.raw.kept_columns import beside
 from hotset.pipeline.raw.part import iterate_blocks
 from hotset.pipeline.raw.raw_file import RawFile

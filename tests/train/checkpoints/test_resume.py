@@ -412,8 +412,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [({"unlogged_samples": 1}, "it lacks its losses"), ({"step": 6}, "is of step 6")],
+    ("change", "message"), [({"unlogged_samples": 1}, "it lacks its losses"), ({"step": 6}, "is of step 6")]
 )
 def test_a_record_that_was_sealed_again_is_not_trusted(
     data: Path, tmp_path: Path, stopped: Callable[[Path, int], None], change: dict[str, int], message: str

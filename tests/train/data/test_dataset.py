@@ -155,11 +155,7 @@ def test_steps_of_ranks_have_each_sample_once(
     assert sorted(seen) == [(place, at) for place, size in enumerate(whole) for at in range(size)]
 
 
-@given(
-    world_sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)),
-    workers=st.integers(1, 3),
-    data=st.data(),
-)
+@given(world_sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)), workers=st.integers(1, 3), data=st.data())
 @settings(max_examples=25)
 def test_an_epoch_goes_on_with_other_ranks(
     folder: Path, world_sizes: tuple[int, int], workers: int, data: st.DataObject

@@ -176,11 +176,7 @@ def test_batches_are_those_that_arrow_parses(kind: str, tmp_path: Path) -> None:
                 first, stop = (min(each, wanted.num_samples) for each in bounds)
                 for each in (file, old):
                     part = each.read(
-                        number,
-                        shards._columns,
-                        False,
-                        lookups=lookups.cut(first, stop),
-                        part=(first, stop),
+                        number, shards._columns, False, lookups=lookups.cut(first, stop), part=(first, stop)
                     )
                     assert equal(part, wanted.cut(first, stop))
 

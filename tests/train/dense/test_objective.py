@@ -19,12 +19,7 @@ from hotset.pipeline.errors import ConfigError
 from hotset.tests.support.late_runs import PLACEMENTS
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
-from hotset.tests.support.trained_models import (
-    TIGHT,
-    assert_equal_bits,
-    assert_placements_agree,
-    trained,
-)
+from hotset.tests.support.trained_models import TIGHT, assert_equal_bits, assert_placements_agree, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import ModelConfig, TrainConfig
 from hotset.train.data.batch import Batch, MicroBatches

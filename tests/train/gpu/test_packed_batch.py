@@ -109,14 +109,7 @@ def test_room_grows_and_does_not_shrink(rng: np.random.Generator) -> None:
 
 def test_every_list_of_the_kernels_has_a_place() -> None:
     lists = {f"{name}0" for name in BatchLists._fields}
-    assert set(room_for(4).sections) == {
-        "label",
-        "dense",
-        "rates",
-        "move_places",
-        "moves",
-        *lists,
-    }
+    assert set(room_for(4).sections) == {"label", "dense", "rates", "move_places", "moves", *lists}
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {

@@ -18,10 +18,7 @@ Array = NDArray[np.float64]
 
 
 def shape_of(
-    num_dense: int = 2,
-    dims: tuple[int, ...] = (4, 4, 4),
-    histories: tuple[int, ...] = (1, 2),
-    **layers: Any,
+    num_dense: int = 2, dims: tuple[int, ...] = (4, 4, 4), histories: tuple[int, ...] = (1, 2), **layers: Any
 ) -> TbsmShape:
     chosen: dict[str, Any] = {"top_widths": (5, 3), "history_length": 4, "attention_widths": (6,)}
     config = ModelConfig(kind="tbsm", **(chosen | {"last_widths": (7,)} | layers))

@@ -37,10 +37,7 @@ Result = tuple[list[float], float | None, dict[str, bytes]]
 
 
 def result(
-    shards: Shards,
-    fields: dict[str, Any],
-    ranks: Ranks,
-    exchange: ChosenExchange | None = None,
+    shards: Shards, fields: dict[str, Any], ranks: Ranks, exchange: ChosenExchange | None = None
 ) -> Result:
     """Losses, AUC, and the bytes of weights and states."""
     torch.set_num_threads(1)
@@ -58,10 +55,7 @@ def result(
 
 
 def on_ranks(
-    shards: Shards,
-    fields: dict[str, Any],
-    num_ranks: int,
-    exchange: ChosenExchange | None = None,
+    shards: Shards, fields: dict[str, Any], num_ranks: int, exchange: ChosenExchange | None = None
 ) -> list[Result]:
     return run_thread_ranks(num_ranks, lambda ranks: result(shards, fields, ranks, exchange), 20)
 

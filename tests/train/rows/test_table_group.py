@@ -18,14 +18,7 @@ from hotset.train.data.batch import EmbeddingTable, IdReader, MicroBatches
 from hotset.train.metrics import Meter
 from hotset.train.placements.placements import AllFast
 from hotset.train.rows.optimizers import RowOptimizer
-from hotset.train.rows.step_plan import (
-    NOTHING_TO_MOVE,
-    GroupStep,
-    InPlace,
-    SplitBatch,
-    StepPlan,
-    Transfer,
-)
+from hotset.train.rows.step_plan import NOTHING_TO_MOVE, GroupStep, InPlace, SplitBatch, StepPlan, Transfer
 from hotset.train.rows.table_group import TableGroup
 from hotset.train.rows.tiers import InitialValues, Layout, Moves, Tier, TrafficCounter
 from hotset.train.threads import WorkThreads
@@ -101,10 +94,7 @@ def test_staged_rows_train_as_rows_of_the_fast_tier(optimizer: str) -> None:
     staging = make_group([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2, optimizer=optimizer)
     plans = [
         StepPlan(transfer=Transfer(fetch=Moves(array(5), array(5))), staged_U=array(5)),
-        StepPlan(
-            transfer=Transfer(initialize=Moves(array(3), array(6))),
-            staged_U=array(6, 5),
-        ),
+        StepPlan(transfer=Transfer(initialize=Moves(array(3), array(6))), staged_U=array(6, 5)),
         StepPlan(
             transfer=Transfer(write_back=Moves(array(5), array(5)), fetch=Moves(array(4), array(5))),
             staged_U=array(6, 5),

@@ -83,10 +83,7 @@ def test_a_disk_without_room_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
         mapped_rows(5, 2, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "placement",
-    [{"placement": "cache"}, {"placement": "hybrid"}],
-)
+@pytest.mark.parametrize("placement", [{"placement": "cache"}, {"placement": "hybrid"}])
 def test_a_model_larger_than_memory_trains_to_the_same_bits(
     placement: dict[str, Any], tmp_path: Path
 ) -> None:

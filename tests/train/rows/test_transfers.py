@@ -23,9 +23,7 @@ def assert_is_set(event: threading.Event) -> None:
 
 
 @given(
-    afters=st.lists(st.integers(0, 4), max_size=20),
-    seed=st.integers(0, 1000),
-    num_ahead=st.integers(1, 6),
+    afters=st.lists(st.integers(0, 4), max_size=20), seed=st.integers(0, 1000), num_ahead=st.integers(1, 6)
 )
 @settings(max_examples=30, deadline=None)
 def test_the_rule_is_kept_whatever_the_timing(afters: list[int], seed: int, num_ahead: int) -> None:

@@ -103,9 +103,7 @@ def test_a_table_is_that_of_the_naive_twin(data: st.DataObject, row_type: RowTyp
         return dict(zip([*categories, "oov", "missing"], both.tolist(), strict=False))  # type: ignore[list-item]
 
     wanted = naive_table(
-        by_category(before, served.packed_ND, served.scale_N2),
-        by_category(stored, packed, scale),
-        set(gone),
+        by_category(before, served.packed_ND, served.scale_N2), by_category(stored, packed, scale), set(gone)
     )
     special_packed, special_scale = pack_rows(rows["special"], row_type)
     wanted |= by_category([], special_packed, special_scale)

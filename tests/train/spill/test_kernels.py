@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hotset.train.spill.kernels import (
-    ALL_DONE,
-    PAST_GROUP,
-    Arenas,
-    Buckets,
-    append_rows,
-    scatter_records,
-)
+from hotset.train.spill.kernels import ALL_DONE, PAST_GROUP, Arenas, Buckets, append_rows, scatter_records
 
 DIM, WIDTH, WORDS = 2, 1, 4
 GROUP_FIRST = np.array([0, 3, 5, 9], np.int64)

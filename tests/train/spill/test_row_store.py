@@ -18,6 +18,7 @@ import pytest
 
 from hotset.pipeline.errors import KIB, MIB, HotsetError
 from hotset.tests.support.spilled_runs import Twin, plan_epochs
+from hotset.train.spill import kernels
 from hotset.train.spill.row_store import BlockFile, aligned_blocks
 
 BYTES = 8192
@@ -203,6 +204,19 @@ def test_only_blocks_of_later_groups_are_written(rng: np.random.Generator, tmp_p
     assert 0 < file.writes <= rows_written // per_block
     assert file.reads <= file.writes
     assert twin.store.file_bytes == (file.block_bytes * file.reads, file.block_bytes * file.writes)
+    twin.store.close()
+
+
+def test_a_fetch_of_a_row_that_was_lost_is_a_bug(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(weights: Any, state: Any, slots: Any, *_: Any) -> tuple[int, int]:
+        return int(slots.size), kernels.ALL_DONE
+
+    monkeypatch.setattr("hotset.train.spill.row_store.append_rows", lose)
+    twin = twin_of(rng, tmp_path)
+    with pytest.raises(RuntimeError, match=r"fetch \d+ wants row \d+, which was not written back"):
+        twin.run(rng)
     twin.store.close()
 
 

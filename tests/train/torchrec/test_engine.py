@@ -131,12 +131,7 @@ def case_of(folder: Path, name: str, split: str, num_ranks: int, **more: Any) ->
         "replicated": [table.num_rows for table in shards.tables],
     }
     out = folder / f"{name}-{split}-{num_ranks}-{more.get('fault', '')}"
-    return {
-        "shards": folder / log,
-        "out": out,
-        "config": settings,
-        "num_replicated": counts[split],
-    } | more
+    return {"shards": folder / log, "out": out, "config": settings, "num_replicated": counts[split]} | more
 
 
 def check_equal(own: Path, found: Path, most: float) -> None:

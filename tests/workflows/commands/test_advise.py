@@ -66,6 +66,7 @@ def test_a_speed_that_is_none_is_refused(name: str, value: float) -> None:
 def test_every_placement_of_every_size_is_a_row(advice: dict[str, Any]) -> None:
     text = printed(advice)
     assert "Predicted for a typical GPU (not this machine): steps of 128 samples" in text
+    assert "These are predictions from counts" in " ".join(text.split())
     for option in advice["options"]:
         for one in [*option["placements"], *option["too_large"]]:
             step = predicted_seconds(one["step_seconds"])

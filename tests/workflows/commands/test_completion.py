@@ -82,10 +82,7 @@ def test_every_offered_option_parses(
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_offers_what_can_stand_there(scripts: dict[str, Path]) -> None:
-    for typed, offered in (
-        ("st", "stats"),
-        ("train --embedding-o", "--embedding-optimizer"),
-    ):
+    for typed, offered in (("st", "stats"), ("train --embedding-o", "--embedding-optimizer")):
         program = f"source {scripts['fish']}; complete -C 'hotset {typed}'"
         done = subprocess.run(
             ["fish", "--no-config", "-c", program], capture_output=True, text=True, check=True

@@ -32,22 +32,6 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return found
 
 
-def test_train_and_evaluate_have_the_promised_keys(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    trained = run_json(capsys, "train", str(data), "--placement", "fae", "--out", str(out))
-    assert {
-        "auc", "log_loss", "accuracy", "num_samples", "placement", "samples_per_second",
-        "bytes_to_fast", "bytes_to_slow", "run",
-    } <= set(trained)  # fmt: skip
-    evaluated = run_json(capsys, "evaluate", str(out), str(data))
-    for key in ("auc", "log_loss", "accuracy", "num_samples"):
-        assert evaluated[key] == trained[key]
-    assert main(["train", str(data), "--out", str(out)]) == 1
-    assert str(out) in capsys.readouterr().err
-
-
 def test_a_run_is_shown_as_a_table(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert main(["train", str(data), "--out", str(out)]) == 0

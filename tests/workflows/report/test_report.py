@@ -409,10 +409,7 @@ def test_without_the_drawing_packages_the_extra_is_named(folder: Path, tmp_path:
     program += f"; sys.exit(main(['stats', {str(folder / '<data>')!r}, '--html', 'x.html']))"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        "error: --html needs altair",
-        f"hint: {install_hint('report')}",
-    ]
+    assert done.stderr.splitlines() == ["error: --html needs altair", f"hint: {install_hint('report')}"]
 
 
 def test_too_few_addresses_for_the_engine_that_draws_are_one_line(
