@@ -192,8 +192,11 @@ def _type_for(found: Any, kinds: set[str]) -> Any:
         return pa.list_(_type_for(found.value_type, kinds))
     if pa.types.is_null(found):
         return _TYPES.get(min(kinds), _TEXT)
+    is_number = pa.types.is_integer(found) or pa.types.is_floating(found)
+    if kinds & {"text", "hex8"} and (is_number or pa.types.is_boolean(found)):
+        return _TEXT  # what the first rows have, others may not have
     # Arrow takes integers above 2**63, and all next to a decimal, for floats, which would not be exact.
-    if pa.types.is_integer(found) or pa.types.is_floating(found):
+    if is_number:
         exact = kinds & {"integer", "unsigned"} or (kinds if kinds <= set(FLOATS) else ())
         return _TYPES[max(exact)] if exact else found
     return _TEXT if pa.types.is_temporal(found) else found
@@ -218,7 +221,7 @@ def _with_all(found: Any, names: Iterable[str]) -> Any:
 def batches_of(file: RawFile, names: Sequence[str]) -> Iterator[Any]:
     """Yield record batches of some columns, of the types that the first rows have."""
     found = _with_all(first_rows(file)[0].schema, names)
-    fields = pa.schema([(name, _type_for(found.field(name).type, {"text"})) for name in names])
+    fields = pa.schema([(name, _type_for(found.field(name).type, {"kept"})) for name in names])
     for unread in iterate_blocks(file, MIB):
         block = unread.read()
         if block.num_bytes:

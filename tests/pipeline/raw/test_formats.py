@@ -300,14 +300,17 @@ def test_a_file_of_json_may_lack_a_key_and_begin_without_a_list(tmp_path: Path) 
     """The second file has labels of two kinds and what is no number, which are read slowly."""
     text = 'format = "json"\nlabel = "y"\ndense = []\n[sparse]\nuser = "integer"\n'
     text += 'tags = { kind = "text", list = true, separator = "|" }\n'
-    text += 'seen = { kind = "integer", list = true }\n'
-    (tmp_path / "a").write_text('{"y": 1, "tags": null, "seen": null}\n')
+    text += 'seen = { kind = "integer", list = true }\nname = "text"\n'
+    (tmp_path / "a").write_text('{"y": 1, "tags": null, "seen": null, "name": 7.50}\n')
     (tmp_path / "b").write_text(
         '{"y": 1, "user": NaN, "tags": null}\n{"y": true, "user": 7, "tags": ["a|b", "c"]}\n'
     )
+    (tmp_path / "c").write_text('{"y": 1, "tags": [false], "name": "7.50"}\n')
     found = columns_of(tmp_path, tmp_path / "_columns", text)
-    assert found["user"] == [None, None, 7]
-    assert found["tags"] == [[None], [None], [xxhash.xxh3_64_intdigest(each) for each in (b"a|b", b"c")]]
+    assert found["user"] == [None, None, 7, None]
+    hashes = {word: xxhash.xxh3_64_intdigest(word) for word in (b"a|b", b"c", b"0", b"7.50")}
+    assert found["tags"] == [[None], [None], [hashes[b"a|b"], hashes[b"c"]], [hashes[b"0"]]]
+    assert found["name"] == [hashes[b"7.50"], None, None, hashes[b"7.50"]]
 
 
 def test_text_that_is_not_utf_8_is_its_bytes_in_parquet_and_json(tmp_path: Path) -> None:
