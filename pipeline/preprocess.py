@@ -514,7 +514,7 @@ def _largest_part(files: Sequence[RawFile], config: IngestConfig, out: Path) -> 
     parts = [PartSize(1)]
     if is_sealed(out / "columns"):
         columns = Manifest.read(out / "columns")
-        parts.append(largest_part(columns, columns.files))
+        parts.append(largest_part(columns, [entry for _, entry in columns.parts()]))
     for file, num_bytes in examples_of(files, config.block_bytes):
         # A block of a small log has no more elements than its bytes allow.
         is_text = not file.compression and file.read_format() not in COLUMNAR
