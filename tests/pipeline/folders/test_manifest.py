@@ -251,7 +251,7 @@ def test_a_cut_manifest_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
         assert "is damaged" in refusal(tmp_path)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(share=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_a_flipped_byte_is_refused_or_changes_nothing(tmp_path: Path, share: float, flip: int) -> None:
     write_parts(tmp_path, PARTS)

@@ -83,15 +83,6 @@ def test_fixed_lists_share_the_memory_of_the_matrix() -> None:
     np.testing.assert_array_equal(fixed_lists(as_fixed_lists(matrix[:, :2]), 2, np.float32), matrix[:, :2])
 
 
-def test_several_batches_go_into_one_file(tmp_path: Path) -> None:
-    schema = pa.schema([pa.field("x", pa.int64())])
-    with open_writer(tmp_path / "file.arrow", schema) as writer:
-        for number in range(3):
-            writer.write_batch(pa.record_batch([pa.array([number])], schema=schema))
-    with pa.OSFile(str(tmp_path / "file.arrow")) as file:
-        assert pa.ipc.open_file(file).read_all().column("x").to_pylist() == [0, 1, 2]
-
-
 def damage(path: Path, kind: str) -> None:
     text = path.read_bytes()
     damaged: dict[str, bytes] = {
@@ -137,14 +128,6 @@ def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
     manifest, entry = listed(tmp_path / "file.arrow", 100)
     with pytest.raises(ManifestError, match="has 100 samples, its manifest says 99"):
         read_batch(manifest, replace(entry, num_samples=99))
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    write_batch(tmp_path / "file.arrow", {"a": pa.array([1])})
-    manifest, entry = listed(tmp_path / "file.arrow", 1)
-    (tmp_path / "file.arrow").unlink()
-    with pytest.raises(ManifestError, match=r"file\.arrow cannot be read: No such file"):
-        read_batch(manifest, entry)
 
 
 COUNTS = {"category": np.arange(3, dtype=np.uint32), "count": np.ones(3, np.int64)}

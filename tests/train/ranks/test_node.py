@@ -75,7 +75,7 @@ def test_lookups_are_read_once_for_all_ranks(
     orders=st.lists(st.permutations([*range(8), *range(8)]), min_size=2, max_size=3),
     ring_bytes=st.sampled_from([1, 400, 3000, 9000]),
 )
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_a_ring_too_small_is_read_around(
     orders: list[list[int]], ring_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
