@@ -297,6 +297,9 @@ class SamplingInfo(JsonRecord):
     """The sample of the log that decided the order of a vocabulary."""
 
     num_drawn_samples: int
+    sampling_rate: float | None = None
+    """As in the settings of the vocabulary that this one was adopted from; None where it has its own."""
+    sampling_seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

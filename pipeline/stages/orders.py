@@ -456,9 +456,12 @@ def _profile(
 ) -> dict[int, ProfiledTable]:
     """The large tables by number."""
     # The paper profiles counters in the order of first appearance, and ids are in the order of counts.
-    sampling = SamplingSettings.of(vocabulary)
-    rate = sampling.sampling_rate
-    seed = sampling.sampling_seed
+    adopted = VocabularyTotals.of(vocabulary).sampling
+    if adopted is not None and adopted.sampling_rate is not None:
+        rate, seed = adopted.sampling_rate, adopted.sampling_seed
+    else:
+        sampling = SamplingSettings.of(vocabulary)
+        rate, seed = sampling.sampling_rate, sampling.sampling_seed
     counts = read_tables(vocabulary, "count")
     appearances = read_tables(vocabulary, "appearance")
     profiled = {}

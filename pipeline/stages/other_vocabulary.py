@@ -30,6 +30,7 @@ from ..folders.totals import (
     IdMapFacts,
     IdMapTotals,
     MappedTable,
+    SamplingSettings,
     VocabularyTable,
     VocabularyTotals,
 )
@@ -87,6 +88,10 @@ def adopt(
         num_train = totals.num_train_samples
         trained = tuple(model_log.training_logs(num_train))
         totals = replace(totals, num_model_samples=num_train, model_raw=trained)
+        if totals.sampling is not None:
+            drawn = SamplingSettings.of(model)
+            of_model = {"sampling_rate": drawn.sampling_rate, "sampling_seed": drawn.sampling_seed}
+            totals = replace(totals, sampling=replace(totals.sampling, **of_model))
     # Otherwise the log of the model's vocabulary trained nothing, and its totals name the log that did.
     return output.seal(
         replace(totals, num_samples=columns.num_samples, num_train_samples=0, num_valid_samples=0)

@@ -66,6 +66,17 @@ def test_ids_are_those_of_a_log_that_holds_both_days(model: Path, tmp_path: Path
     assert verify(tmp_path / "two") == []
 
 
+def test_ids_by_a_sample_are_taken_with_a_mode_of_fae(tmp_path: Path) -> None:
+    log, schema = tmp_path / "log.csv", tmp_path / "log.toml"
+    log.write_text("y,a\n" + "".join(f"{row % 2},{row % 7}\n" for row in range(99)))
+    schema.write_text('format = "csv"\nheader = true\nlabel = "y"\ndense = []\n[sparse]\na = "integer"\n')
+    words = ["preprocess", str(log), "--schema", str(schema), "--out"]
+    assert main([*words, str(tmp_path / "one"), "--rank-by", "sampled", "--mode", "fae-paper"]) == 0
+    for like, out in (("one", "two"), ("two", "three")):
+        assert main([*words, str(tmp_path / out), "--like", str(tmp_path / like)]) == 0
+        assert verify(tmp_path / out, other_vocabulary=tmp_path / like) == []
+
+
 def test_the_same_command_finds_it_finished_and_counting_is_refused(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
