@@ -53,9 +53,14 @@ def log_files(given: Iterable[Path]) -> list[Path]:
     return found
 
 
+def refuse_inside(given: Iterable[Path], out: Path) -> None:
+    """Raise InputError where ``out`` is inside a folder of the log, whose next run would read its files."""
+    for folder in given:
+        if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{out} is inside the log {folder}", hint="give an --out beside the log")
+
+
 def _files_of_folder(folder: Path) -> list[Path]:
-    if (folder / "manifest.json").exists():
-        raise InputError(f"{folder} was written by hotset, want a raw log")
     found: list[Path] = []
     seen: set[str] = set()
 
@@ -66,6 +71,8 @@ def _files_of_folder(folder: Path) -> list[Path]:
         if os.path.realpath(root) in seen:  # a link may lead to a folder above it
             raise InputError(f"{root} is a link to a folder that {folder} has already")
         seen.add(os.path.realpath(root))
+        if "manifest.json" in names:
+            raise InputError(f"{root} was written by hotset, want a raw log")
         folders[:] = [name for name in folders if _is_data(name)]
         found += [Path(root, name) for name in names if _is_data(name)]
     if not found:

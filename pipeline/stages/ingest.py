@@ -42,7 +42,16 @@ from ..folders.resume import Continuation, starts_with
 from ..folders.totals import ColumnsFacts, ColumnsTotals, RawLog
 from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
-from ..raw.log_files import examples_of, file_of, groups_of, identity_of, inspect_logs, is_of_groups, names_of
+from ..raw.log_files import (
+    examples_of,
+    file_of,
+    groups_of,
+    identity_of,
+    inspect_logs,
+    is_of_groups,
+    names_of,
+    refuse_inside,
+)
 from ..raw.log_parts import COLUMNAR, JoinedFiles, as_read, check_columns, open_parts
 from ..raw.part import QUOTE, UTF_8, Fault, Part, RawParts, UnreadPart, UnreadParts, iterate_blocks
 from ..raw.raw_file import RawFile
@@ -275,6 +284,7 @@ def ingest(
             were skipped, a file cannot be read or lacks a column, or there is no line at all.
         MemoryCapError: not even one worker keeps the memory cap.
     """
+    refuse_inside(raw, out)
     files = inspect_logs(raw)
     if not files:
         raise InputError("no input file given")

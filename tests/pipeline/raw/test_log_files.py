@@ -76,6 +76,11 @@ def test_what_has_no_data_files_is_refused(tmp_path: Path) -> None:
     write_text(tmp_path / "dir" / "manifest.json", "{}")
     with pytest.raises(InputError, match="was written by hotset"):
         log_files([tmp_path / "dir"])
+    write_text(tmp_path / "log" / "dir" / "columns" / "manifest.json", "{}")
+    with pytest.raises(InputError, match="columns was written by hotset"):
+        log_files([tmp_path / "log"])
+    with pytest.raises(InputError, match="new is inside the log"):
+        ingest([tmp_path / "log"], IngestConfig(), tmp_path / "log" / "new")
     write_text(tmp_path / "loop" / "a.csv", "x\n")
     (tmp_path / "loop" / "again").symlink_to(tmp_path / "loop")
     with pytest.raises(InputError, match="is a link to a folder"):
