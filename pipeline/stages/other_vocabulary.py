@@ -90,8 +90,10 @@ def adopt(
         totals = replace(totals, num_model_samples=num_train, model_raw=trained)
         if totals.sampling is not None:
             drawn = SamplingSettings.of(model)
-            of_model = {"sampling_rate": drawn.sampling_rate, "sampling_seed": drawn.sampling_seed}
-            totals = replace(totals, sampling=replace(totals.sampling, **of_model))
+            rate, seed = drawn.sampling_rate, drawn.sampling_seed
+            totals = replace(
+                totals, sampling=replace(totals.sampling, sampling_rate=rate, sampling_seed=seed)
+            )
     # Otherwise the log of the model's vocabulary trained nothing, and its totals name the log that did.
     return output.seal(
         replace(totals, num_samples=columns.num_samples, num_train_samples=0, num_valid_samples=0)
