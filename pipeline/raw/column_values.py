@@ -20,7 +20,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from ..schema.schema import LABEL, NUMBER, SAMPLE_TIME, TIME_KINDS, WEIGHT
+from ..schema.schema import NUMBER, SAMPLE_TIME, TIME_KINDS, WEIGHT
 from .text_fields import (
     BAD,
     GOOD,
@@ -73,7 +73,6 @@ def hash_text(spans: Spans) -> tuple[NDArray[np.uint64], DistinctTexts]:
 
 
 LIMITS = {
-    LABEL: (0, 1),
     "dense": (2**31, 2**31 - 1),
     "integer": (2**63, 2**63 - 1),
     "unsigned": (0, 2**64 - 1),
@@ -208,20 +207,13 @@ def _fields_with(spans: Spans, word: bytes, *, ignores_case: bool = False) -> ND
 
 
 def _read_labels(values: Any, form: Form) -> Values:
-    if form.above is not None:
-        numbers, states = read_values(values, "float")
-        return Values((numbers > form.above).astype(np.uint64), states)
     if form.positive:
         return _read_positive(values, form.positive)
-    found, states = read_values(values, "label")
-    odd = np.flatnonzero(states == BAD)
-    if isinstance(values, Spans) and odd.size:
-        # Labels that are no integers may be numbers such as 1.0e+00.
-        numbers, are_numbers = parse_decimals(values.of(odd))
-        is_label = (are_numbers == GOOD) & ((numbers == 0) | (numbers == 1))
-        found[odd[is_label]] = numbers[is_label].astype(np.uint64)
-        states[odd[is_label]] = GOOD
-    return Values(found, states)
+    numbers, states = read_values(values, "float")
+    if form.above is None:
+        states[(states == GOOD) & (numbers != 0) & (numbers != 1)] = BAD
+    is_one = (numbers > (form.above or 0)) & (states == GOOD)
+    return Values(is_one.astype(np.uint64), states)
 
 
 def _read_positive(values: Any, positive: tuple[str | int | float, ...]) -> Values:

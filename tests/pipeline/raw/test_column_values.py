@@ -138,7 +138,7 @@ def test_labels_of_parquet_are_read_in_each_form(
 @given(
     st.lists(st.integers(-(10**30), 10**30) | st.integers(-(2**64), 2**64) | st.none(), max_size=9),
     st.sampled_from([(38, 0), (38, 2), (76, 0), (76, 3)]),
-    st.sampled_from(["integer", "unsigned", "label"]),
+    st.sampled_from(["integer", "unsigned", "dense"]),
 )
 @settings(deadline=None)
 def test_whole_decimals_are_integers(numbers: list[int | None], size: tuple[int, int], kind: str) -> None:
