@@ -15,7 +15,7 @@ import pyarrow as pa
 from ..errors import FormatError, raise_system_fault
 from ..folders.manifest import FileEntry
 from .parquet_parts import DAMAGE, VALUE_BYTES, ParquetParts, RowsPart, damaged_parquet, open_parquet
-from .part import FilePart, PartsInOrder
+from .part import FilePart, RawParts
 from .raw_file import RawFile
 
 _ROWS_OF_BATCH = 4096
@@ -38,9 +38,7 @@ class ArrowParts(ParquetParts):
         """Whether parts are found by reading, as they always are: a part joins batches of any size."""
         return True
 
-    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart | PartsInOrder]:
-        """Yield the file as one."""
-        yield PartsInOrder(self)
+    describe = RawParts.describe
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
         """Yield each batch of rows; those that are finished are decoded, too."""

@@ -23,7 +23,7 @@ from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema, find_columns
 from .column_values import checked, is_fixed_text, is_list, is_text
-from .part import FilePart, Part, PartsInOrder, RawParts, Rows
+from .part import FilePart, Part, RawParts, Rows
 from .raw_file import RawFile
 from .tabular import check_types, constants_of, find_fields, misfit, parse_rows, rows_of_batch
 
@@ -134,6 +134,18 @@ class RowsPart:
         """Return nothing: a file is hashed whole, and a table is in memory."""
 
 
+@dataclass(frozen=True, slots=True)
+class _PartsOfRun:
+    """The parts of a row group that has several."""
+
+    parts: ParquetParts
+    run: RowRun
+
+    def unread(self, finished: Mapping[str, FileEntry]) -> Iterator[RowsPart]:
+        """Yield each part; the row group is read in any case."""
+        return self.parts.parts_of(self.run, finished)
+
+
 class TableParts(RawParts):
     """Runs of rows of an Arrow table.
 
@@ -237,9 +249,9 @@ class ParquetParts(RawParts):
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
         """Yield each part; those that are finished are not read again."""
         for part in self.describe(finished):
-            yield from part.unread(finished) if isinstance(part, PartsInOrder) else (part,)
+            yield from part.unread(finished) if isinstance(part, _PartsOfRun) else (part,)
 
-    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart | PartsInOrder]:
+    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[Any]:
         """Yield each part, or a row group of several; those that are finished are not read again."""
         opened = self._opened()  # whose metadata is kept as long as its parts are
         assert opened._layout is not None
@@ -250,9 +262,9 @@ class ParquetParts(RawParts):
             elif run.num_rows <= run.rows_of_part and opened._names:
                 yield opened._part(run, run.first_row, run.num_rows, finished)
             else:
-                yield PartsInOrder(opened, run)
+                yield _PartsOfRun(opened, run)
 
-    def iterate_rows(self, rows: RowRun, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
+    def parts_of(self, rows: RowRun, finished: Mapping[str, FileEntry]) -> Iterator[RowsPart]:
         """Yield the parts of a row group."""
         assert self._layout is not None
         row = rows.first_row

@@ -139,21 +139,6 @@ class UnreadParts(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PartsInOrder:
-    """Parts of one file that are read in order."""
-
-    parts: RawParts
-    rows: Any = None
-    """Rows of the file that they have; None for all."""
-
-    def unread(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
-        """Yield each part; those among the files ``finished`` may be left unread."""
-        if self.rows is None:
-            return self.parts.iterate(finished)
-        return self.parts.iterate_rows(self.rows, finished)
-
-
 class RawParts:
     """The parts of one raw file."""
 
@@ -186,14 +171,14 @@ class RawParts:
         """Read the values of rows, perhaps of several files."""
         raise NotImplementedError
 
-    def iterate_rows(self, rows: Any, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
-        """Yield the parts of some rows, which `describe` gave, as `iterate` does."""
-        raise NotImplementedError
+    def unread(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart]:
+        """Yield each part, as `UnreadParts` do."""
+        return self.iterate(finished)
 
-    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[FilePart | PartsInOrder]:
+    def describe(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart | UnreadParts]:
         """Yield the parts in order as workers on any machine take them: without data of the file."""
         if self.is_in_order:
-            yield PartsInOrder(self)
+            yield self
         else:
             yield from self.iterate(finished)
 
