@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from .infer_column import InferredColumn
 from .infer_times import texts_of
-from .raw.column_values import Form, read_column
+from .raw.column_values import read_column
 from .raw.text_fields import BAD, GOOD, Spans
-from .schema.schema import quoted
+from .schema.schema import Form, quoted
 
 _WORDS = (
     {"label", "labels", "target", "y"},

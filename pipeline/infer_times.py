@@ -16,10 +16,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from .errors import ConfigError
-from .raw.column_values import PLAIN, Form, read_column
+from .raw.column_values import read_column
 from .raw.text_fields import BAD, GOOD, Spans
 from .raw.times import TICKS, is_temporal
-from .schema.schema import SAMPLE_TIME, TIME_KINDS, check_name
+from .schema.schema import PLAIN, SAMPLE_TIME, TIME_KINDS, Form, check_name
 
 _MIN_TIMES = 100
 """Distinct numbers from which on they may be times, and rows from which on a constant is no accident."""

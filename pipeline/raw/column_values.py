@@ -20,7 +20,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from ..schema.schema import NUMBER, SAMPLE_TIME, TIME_KINDS, WEIGHT
+from ..schema.schema import NUMBER, PLAIN, SAMPLE_TIME, TIME_KINDS, WEIGHT, Form
 from .text_fields import (
     BAD,
     GOOD,
@@ -91,27 +91,6 @@ _OTHER_KINDS = {
     "float32": ("float", "text"),
 }
 """Kinds to try in place of each kind, the plainest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How the values of a column are written; the fields of a Schema have more on each."""
-
-    unit: str | None = None
-    """Unit of times that are numbers."""
-    format: str | None = None
-    """How times are written."""
-    zone: str = ""
-    """Time zone of hours and weekdays, empty for UTC."""
-    positive: tuple[str | int | float, ...] = ()
-    """Values that are a label of 1."""
-    above: float | None = None
-    """Number above which a value is a label of 1."""
-    missing: tuple[str, ...] = ()
-    """Texts that stand for a missing value."""
-
-
-PLAIN = Form()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +25,13 @@ from ..schema.schema import (
     SAMPLE_TIME,
     TIME_KINDS,
     WEIGHT,
-    SampleColumn,
+    Column,
+    Form,
     Schema,
     find_columns,
 )
 from .column_values import (
     FLOATS,
-    PLAIN,
-    Form,
     Values,
     elements_of_row,
     is_list,
@@ -78,40 +77,24 @@ _REASONS = {
 """Reason for a bad value of each kind; any other kind's is bad_category."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    name: str
-    """Name of the column in columns/."""
-    column: str
-    """Name of the column in the log."""
-    kind: str
-    """label, sample_time, weight, dense, float, float32 (a float that is not transformed), or one of KINDS or
-    TIME_KINDS."""
-    form: Form = PLAIN
-    list_form: ListForm | None = None
-    """How lists are written in text; None for a single value."""
-    may_lack: bool = True
-    """Whether a row may have no value."""
+def _wanted_of(column: Column) -> str:
+    """Return the form that a value should have, for messages."""
+    if column.kind in (*TIME_KINDS, SAMPLE_TIME):
+        unit, format = column.form.unit, column.form.format
+        wanted = f"a number ({unit} since 1970)" if unit else f"a time as {format}" if format else _TIME
+        wanted += ", 1970 or later" if column.kind == SAMPLE_TIME else ""
+    else:
+        wanted = "a number" if column.form.above is not None else _WANTED[column.kind]
+    return f"{wanted}, or nothing" if column.may_lack else wanted
 
-    @property
-    def wanted(self) -> str:
-        """The form that a value should have, for messages."""
-        if self.kind in (*TIME_KINDS, SAMPLE_TIME):
-            unit, format = self.form.unit, self.form.format
-            wanted = f"a number ({unit} since 1970)" if unit else f"a time as {format}" if format else _TIME
-            wanted += ", 1970 or later" if self.kind == SAMPLE_TIME else ""
-        else:
-            wanted = "a number" if self.form.above is not None else _WANTED[self.kind]
-        return f"{wanted}, or nothing" if self.may_lack else wanted
 
-    @property
-    def missing_reason(self) -> str:
-        """Reason for a row that lacks a value it must have."""
-        return _REASONS[self.kind].replace("bad", "missing")
+def _missing_reason(column: Column) -> str:
+    """Return the reason for a row that lacks a value it must have."""
+    return _REASONS[column.kind].replace("bad", "missing")
 
 
 @lru_cache(maxsize=8)
-def columns_of(schema: Schema, has_label: bool) -> tuple[_Column, ...]:
+def columns_of(schema: Schema, has_label: bool) -> tuple[Column, ...]:
     """Return what is read from a log, in the order of a row: columns of samples, then features."""
     kinds = schema.kind_of | dict.fromkeys(schema.dense, "dense")
     kinds |= {name: "float32" if name in schema.untransformed else "float" for name in schema.floats}
@@ -121,9 +104,9 @@ def columns_of(schema: Schema, has_label: bool) -> tuple[_Column, ...]:
     any_form = Form(zone=schema.zone, missing=schema.missing)
     lists = _list_forms(schema)
     return (
-        *(_column_of_samples(each, schema) for each in schema.sample_columns(has_label=has_label)),
+        *schema.sample_columns(has_label=has_label),
         *(
-            _Column(
+            Column(
                 name,
                 columns[name],
                 kinds[name],
@@ -133,14 +116,6 @@ def columns_of(schema: Schema, has_label: bool) -> tuple[_Column, ...]:
             for name in (*schema.dense, *schema.sparse)
         ),
     )
-
-
-def _column_of_samples(found: SampleColumn, schema: Schema) -> _Column:
-    # A label that no sample may lack is what it is, whatever stands for a missing value elsewhere.
-    missing = schema.missing if found.may_lack or found.kind != LABEL else ()
-    format = dict(schema.time_formats).get(found.name)
-    form = Form(found.unit, format, "", found.positive, found.above, missing)
-    return _Column(found.name, found.column, found.kind, form, may_lack=found.may_lack)
 
 
 def _list_forms(schema: Schema) -> dict[str, ListForm]:
@@ -249,9 +224,9 @@ def misfit(schema: Schema, fields: Any, *, has_label: bool) -> str | None:
     return next((fault for fault in faults if fault), None)
 
 
-def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
+def _misfit(column: Column, kind: Any, *, is_sparse: bool) -> str | None:
     found = f"column {column.column!r} is {kind}"
-    wanted = column.wanted
+    wanted = _wanted_of(column)
 
     # Of lists and dictionaries the type of the values decides; text may hold lists if it says how.
     lists = column.list_form
@@ -281,7 +256,7 @@ def parse_rows(rows: Rows, schema: Schema, *, has_label: bool) -> Part:
     """Read every column; a row that one of them finds bad is left out of all."""
     found = {name: each if isinstance(each, Spans) else plain(each) for name, each in rows.cells.items()}
     is_ragged = rows.is_bad
-    columns: list[tuple[_Column, Any]] = []
+    columns: list[tuple[Column, Any]] = []
     for column in columns_of(schema, has_label):
         cells = found[column.column]
         if column.list_form is not None:
@@ -304,7 +279,7 @@ def parse_rows(rows: Rows, schema: Schema, *, has_label: bool) -> Part:
     for number, ((column, _), values) in enumerate(zip(columns, read, strict=True)):
         refused = {BAD: _REASONS.get(column.kind, "bad_category")}
         if not column.may_lack:
-            refused[MISSING] = column.missing_reason
+            refused[MISSING] = _missing_reason(column)
         for state, reason in refused.items():
             is_new = values.is_row(state) & ~is_bad
             bad[reason] += int(np.count_nonzero(is_new))
@@ -352,7 +327,7 @@ def _disorder(seconds: NDArray[np.int64], is_good: NDArray[np.bool_]) -> Fault |
     return Fault("unordered_time", int(rows[first + 1]), f": its time, {earlier}, is before {later} above it")
 
 
-def _array(column: _Column, values: Values, keep: NDArray[np.bool_] | None) -> Any:
+def _array(column: Column, values: Values, keep: NDArray[np.bool_] | None) -> Any:
     types: dict[str, Any] = dict.fromkeys(FLOATS, np.float64)
     types |= {
         WEIGHT: np.float32,
@@ -376,7 +351,7 @@ def _array(column: _Column, values: Values, keep: NDArray[np.bool_] | None) -> A
     return pa.ListArray.from_arrays(pa.array(values.offsets.astype(np.int32)), array)
 
 
-def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
+def _fault(row: int, column: Column, cells: Any, values: Values) -> Fault:
     """Describe the bad value of a row; of a list, its first bad element."""
     where = f", column {column.column!r}"
     position = row
@@ -396,14 +371,14 @@ def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
     reason = _REASONS.get(column.kind, "bad_category")
     remedy = None
     if is_missing:
-        reason = column.missing_reason  # where a row may lack a value, a missing one is good
+        reason = _missing_reason(column)  # where a row may lack a value, a missing one is good
         shown = "nothing"
     else:
         remedy = _remedy(column, cells, position)
-    return Fault(reason, row, f"{where}: found {shown}, want {column.wanted}", remedy=remedy)
+    return Fault(reason, row, f"{where}: found {shown}, want {_wanted_of(column)}", remedy=remedy)
 
 
-def _remedy(column: _Column, cells: Any, position: int) -> str | None:
+def _remedy(column: Column, cells: Any, position: int) -> str | None:
     """Return what would make a bad value good, as a hint's beginning, or None."""
     one = slice(position, position + 1)
     value = cells.of(one) if isinstance(cells, Spans) else cells[one]

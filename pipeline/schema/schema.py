@@ -64,21 +64,42 @@ class LabelRule:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleColumn:
-    """A column with one value for each sample that is no feature."""
+class Form:
+    """How the values of a column are written; the fields of a `Schema` have more on each."""
+
+    unit: str | None = None
+    """Unit of times that are numbers."""
+    format: str | None = None
+    """How times are written."""
+    zone: str = ""
+    """Time zone of hours and weekdays, empty for UTC."""
+    positive: tuple[str | int | float, ...] = ()
+    """Values that are a label of 1."""
+    above: float | None = None
+    """Number above which a value is a label of 1."""
+    missing: tuple[str, ...] = ()
+    """Texts that stand for a missing value."""
+
+
+PLAIN = Form()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that is read from a log."""
 
     name: str
     """Name in columns/, and in shards/ but for the time."""
     column: str
     """Name in the log."""
     kind: str
-    """LABEL, NUMBER, SAMPLE_TIME, WEIGHT or, of a group, one of KINDS."""
-    unit: str | None = None
-    """Unit of times that are numbers."""
-    may_lack: bool = False
+    """LABEL, NUMBER, SAMPLE_TIME or WEIGHT; of features dense, float, float32 (a float that is not
+    transformed), or one of KINDS or TIME_KINDS; of a group one of KINDS."""
+    form: Form = PLAIN
+    list_form: Any = None
+    """How lists are written in text, a ListForm; None for a single value."""
+    may_lack: bool = True
     """Whether a sample may have no value."""
-    positive: tuple[str | int | float, ...] = ()
-    above: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,29 +180,28 @@ class Schema:
         # Several features may be made from one column.
         return tuple(dict.fromkeys((*of_samples, *(columns[name] for name in self.dense + self.sparse))))
 
-    def sample_columns(self, *, has_label: bool) -> list[SampleColumn]:
+    def sample_columns(self, *, has_label: bool) -> list[Column]:
         """Return the columns with one value for each sample that are no features, labels first."""
         found = []
         if has_label and self.label is not None:
             rules = self.labels or (LabelRule(self.label, self.positive, self.above),)
-            found += [
-                SampleColumn(
-                    label_column(rule.column) if number else LABEL,
-                    rule.column,
-                    NUMBER if rule.is_number else LABEL,
-                    may_lack=bool(self.labels),
-                    positive=rule.positive,
-                    above=rule.above,
-                )
-                for number, rule in enumerate(rules)
-            ]
+            # A label that no sample may lack is what it is, whatever stands for a missing value elsewhere.
+            may_lack = bool(self.labels)
+            missing = self.missing if may_lack else ()
+            for number, rule in enumerate(rules):
+                form = Form(positive=rule.positive, above=rule.above, missing=missing)
+                kind = NUMBER if rule.is_number else LABEL
+                name = label_column(rule.column) if number else LABEL
+                found.append(Column(name, rule.column, kind, form, may_lack=may_lack))
+        plain = Form(missing=self.missing)
         if self.time is not None:
             column, unit = self.time
-            found.append(SampleColumn(SAMPLE_TIME, column, SAMPLE_TIME, unit=unit or None))
+            form = replace(plain, unit=unit or None, format=dict(self.time_formats).get(SAMPLE_TIME))
+            found.append(Column(SAMPLE_TIME, column, SAMPLE_TIME, form, may_lack=False))
         if self.weight is not None:
-            found.append(SampleColumn(WEIGHT, self.weight, WEIGHT))
+            found.append(Column(WEIGHT, self.weight, WEIGHT, plain, may_lack=False))
         if self.group is not None:
-            found.append(SampleColumn(GROUP, *self.group, may_lack=True))
+            found.append(Column(GROUP, *self.group, plain))
         return found
 
     @property

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.raw.column_values import (
     LIMITS,
-    Form,
     Values,
     hash_text,
     other_kind,
@@ -24,6 +23,7 @@ from hotset.pipeline.raw.column_values import (
 )
 from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, Spans
 from hotset.pipeline.raw.text_lists import ListForm, ListSpans
+from hotset.pipeline.schema.schema import Form
 from hotset.tests.support.logs.text_spans import spans_of
 
 

@@ -15,9 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.raw.column_values import Form, read_column
+from hotset.pipeline.raw.column_values import read_column
 from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING
 from hotset.pipeline.raw.times import TICKS, local_seconds, parse_times
+from hotset.pipeline.schema.schema import Form
 from hotset.tests.support.logs.text_spans import spans_of
 
 UTC = datetime.UTC

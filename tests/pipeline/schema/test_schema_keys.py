@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.schema.schema import Schema
+from hotset.pipeline.schema.schema import Form, Schema
 from hotset.pipeline.schema.schema_file import read_schema, schema_identity, write_schema
 
 HEAD = 'format = "csv"\nlabel = "y"\ndense = []\n[sparse]\n'
@@ -135,8 +135,8 @@ def test_each_label_may_say_which_values_count() -> None:
     )
     assert (schema.label, schema.above, schema.positive) == ("r", 3.0, ())
     first, other = schema.sample_columns(has_label=True)
-    assert (first.name, first.above, first.positive, first.may_lack) == ("label", 3.0, (), True)
-    assert (other.name, other.above, other.positive, other.may_lack) == ("label_s", None, ("yes", 1), True)
+    assert (first.name, first.form, first.may_lack) == ("label", Form(above=3.0), True)
+    assert (other.name, other.form, other.may_lack) == ("label_s", Form(positive=("yes", 1)), True)
     assert read_schema(write_schema(schema)) == schema
 
 
