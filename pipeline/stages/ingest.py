@@ -374,6 +374,9 @@ def open_log(file: RawFile, number: int, config: IngestConfig) -> RawParts:
     )
 
 
+Read = tuple[str, Fault | None, Sequence[ColumnsFacts]]
+"""Name of a part that a task read; its fault, if the run ends there; and of a part with one, what the files
+before that of the fault have of it."""
 Unit = UnreadPart | UnreadParts | HotsetError
 """What one task reads; an error that was met where its part would be is raised in its turn."""
 
@@ -486,12 +489,14 @@ class _Account:
         if not self._trust_names:  # else parts may be those of another log
             note_log(file, self._config.block_bytes, tally.checksum)
 
-    def add(self, found: list[tuple[str, Fault | None]]) -> None:
+    def add(self, found: list[Read]) -> None:
         """Add the parts that a task read to the tallies of their files."""
         # Parts arrive in order, so all lines before a fault are counted.
-        for name, fault in found:
+        for name, fault, before in found:
             number = file_of(name)
             self.move_to(number)
+            for facts in before:
+                self._add(number if facts.file is None else facts.file, facts)
             if fault is not None:
                 self._refuse(number if fault.file is None else fault.file, fault)
             if name in self._output.finished:
@@ -524,8 +529,8 @@ class _Account:
 
 def _ingest_unit(
     unit: Unit, files: Mapping[int, RawFile], config: IngestConfig, output: Output, trust_names: bool
-) -> list[tuple[str, Fault | None]]:
-    """Write one part, or some in order up to the first with a fault; return names and faults."""
+) -> list[Read]:
+    """Write one part, or some in order up to the first with a fault."""
     if isinstance(unit, HotsetError):
         raise unit
     found = []
@@ -538,35 +543,35 @@ def _ingest_unit(
 
 def _ingest_part(
     unread: UnreadPart, files: Mapping[int, RawFile], config: IngestConfig, output: Output, trust_names: bool
-) -> tuple[str, Fault | None]:
-    """Parse one part and write it; return its name and, in strict mode, its first fault."""
+) -> Read:
+    """Parse one part and write it."""
     name = unread.name
     if output.has(name):
         # What a killed run has read is read again, and hashed: the file may be another one by now.
         changed = None if trust_names else unread.changed(output.finished[name].read_facts(ColumnsFacts))
         if changed is not None:
             raise _changed(files[changed], output, f": {name} was made of other lines")
-        return name, None
+        return name, None, ()
     part = unread.read()
     # A block in which no line begins, such as one inside a line longer than a block.
     if part is None:
-        return name, None
-    # In strict mode the first fault ends the stage, which names its line.
-    if part.fault is not None and config.max_bad_fraction is None:
-        return name, part.fault
-    # No line is skipped for a time before the one above it, nor for a quote that is not closed.
-    if part.disorder is not None:
-        return name, part.disorder
+        return name, None, ()
+    of_files = tuple(replace(_facts_of(each), file=number) for number, each in part.files.items())
+    # In strict mode the first fault ends the stage, which names its line. No line is skipped for a time
+    # before the one above it, nor for a quote that is not closed.
+    fault = part.fault if part.fault is not None and config.max_bad_fraction is None else part.disorder
+    if fault is not None:
+        return name, fault, [each for each in of_files if (each.file or 0) < (fault.file or 0)]
     # What the later stages need to know of the part, so that they do not open it.
     facts = replace(
         _facts_of(part),
         lookups={name: len(part.columns[name].values) for name, _ in schema_of(config.schema).lists},
-        files=tuple(replace(_facts_of(each), file=number) for number, each in part.files.items()),
+        files=of_files,
     )
     write_part_texts(output, name, part.texts)  # first: a part that is there has its texts
     with output.writing(name, part.num_samples, facts) as path:
         write_batch(path, part.columns)
-    return name, None
+    return name, None, ()
 
 
 def _facts_of(part: Part) -> ColumnsFacts:

@@ -213,6 +213,10 @@ WRONG = {
         13: b'label,price,word,list\n1,2,b",3\n',
     },
     "many bad lines": {18: b"label,price,word,list\n1,2,a,3\n7,2,a,3\n7,2,a,3\n"},
+    "many bad lines and a quote that stays open": {
+        16: b"label,price,word,list\n7,2,a,3\n7,2,a,3\n1,2,a,3\n",
+        18: b'label,price,word,list\n1,2,"a,3\n',
+    },
     "a file without its column": {18: b"label,price,list\n1,2,3\n"},
     "a damaged file behind a bad value": {14: b"label,price,word,list\n1,2,a,3\n9,2,a,3\n", 19: CUT_OFF},
 }
