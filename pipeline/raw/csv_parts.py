@@ -45,7 +45,7 @@ from .records import (
     find_records,
 )
 from .same_log import block_name
-from .tabular import constants_of, find_fields, parse_rows, rows_of_records
+from .tabular import constants_of, find_fields, rows_of_records
 from .text_parts import TextPart, TextParts
 
 SEPARATORS = (",", "\t", ";", "|")
@@ -287,10 +287,6 @@ class CsvParts(TextParts):
         if found.status == WHOLE:
             return rows
         return replace(rows, wrong=quote_fault(block.text, block.num_bytes, found, self.fields, self.schema))
-
-    def parse_rows(self, rows: Rows) -> Part:
-        """Read the values of rows, perhaps of several files."""
-        return parse_rows(rows, self.schema, has_label=self.has_label)
 
     def header_bytes(self, block: Block) -> int:
         """Return how many bytes of a block are above the first row."""

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from ..errors import KIB, MIB
 from ..schema.schema import LABEL, NUMBER, WEIGHT, Schema
 from .column_values import FLOATS, is_list
-from .part import MAX_LINE_BYTES, Block, Part, Rows, iterate_blocks
+from .part import MAX_LINE_BYTES, Block, Rows, iterate_blocks
 from .raw_file import RawFile
-from .tabular import check_types, columns_of, constants_of, find_fields, parse_rows, rows_of_batch
+from .tabular import check_types, columns_of, constants_of, find_fields, rows_of_batch
 from .text_parts import TextParts
 
 _ROWS_OF_LOOK = 10_000
@@ -251,7 +251,3 @@ class JsonParts(TextParts):
         batch, is_damaged = read_lines(block.lines, self._fields)
         rows = rows_of_batch(batch, self._constants, is_damaged)
         return replace(rows, why_bad=lambda row: ": want one JSON object on the line")
-
-    def parse_rows(self, rows: Rows) -> Part:
-        """Read the values of rows, perhaps of several files."""
-        return parse_rows(rows, self.schema, has_label=self.has_label)

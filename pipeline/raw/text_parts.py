@@ -44,33 +44,26 @@ class TextPart:
         if block.num_bytes == 0:
             return None
         block = block.tallied()  # first: parsing may change the text
-        num_above = int(count_newlines(block.lines[: self.parts.header_bytes(block)]))
-        return self._counted(block, num_above, self.parts.parse(block, self.context))
+        return self._counted(block, self.parts.parse(block, self.context))
 
     def rows(self) -> tuple[Rows, Part] | None:
         """Read the block but no value; next to its rows is the part without columns, if all are good."""
         block = self.block.read()
         if block.num_bytes == 0:
             return None
-        block = block.tallied()
-        block = replace(block, text=block.text.copy())  # the thread reads the next block to the same place
-        num_above = int(count_newlines(block.lines[: self.parts.header_bytes(block)]))
+        # The thread reads the next block to the same place.
+        block = replace(block.tallied(), text=block.text.copy())
         rows = self.parts.rows_of(block, self.context)
-        cells = {
-            name: each._replace(starts=each.starts.copy(), stops=each.stops.copy())
-            if isinstance(each, Spans)
-            else each
-            for name, each in rows.cells.items()
-        }
+        cells = {name: each.copy() if isinstance(each, Spans) else each for name, each in rows.cells.items()}
         part = Part({}, rows.is_bad.shape[0], Counter(), None)
-        return replace(rows, cells=cells), self._counted(block, num_above, part)
+        return replace(rows, cells=cells), self._counted(block, part)
 
-    def _counted(self, block: Block, num_above: int, part: Part) -> Part:
-        """Return a part with the lines and bytes of its block, ``num_above`` lines of which are a header."""
-        assert block.tally is not None
+    def _counted(self, block: Block, part: Part) -> Part:
+        """Return a part with the lines and bytes of its block."""
         tally = block.tally
-        num_lines = tally.num_lines - num_above
-        num_other_lines = num_lines - part.num_samples - part.bad.total()
+        assert tally is not None
+        num_above = int(count_newlines(block.lines[: self.parts.header_bytes(block)]))
+        num_other_lines = tally.num_lines - num_above - part.num_samples - part.bad.total()
         return replace(
             part,
             num_raw_bytes=tally.num_bytes,
@@ -116,6 +109,12 @@ class TextParts(RawParts):
     def rows_of(self, block: Block, context: int | None) -> Rows:
         """Return the rows of a block before their values are read; the thread's next block replaces them."""
         raise NotImplementedError
+
+    def parse_rows(self, rows: Rows) -> Part:
+        """Read the values of rows, perhaps of several files."""
+        from .tabular import parse_rows  # what reads Criteo's lines does not import it
+
+        return parse_rows(rows, self.schema, has_label=self.has_label)
 
     def header_bytes(self, block: Block) -> int:
         """Return how many bytes of a block are above the first row."""
