@@ -78,7 +78,7 @@ _CSV_VALUE_BYTES = 36
 """Bytes of a field of CSV: where it begins and ends, its value, its state, and a copy for Arrow."""
 _TEXT_COPIES = 4
 """Copies of the texts of a block, from which the distinct ones are found."""
-_JSON_COPIES = 5
+_JSON_COPIES = 6
 """Copies of a block of JSON Lines: all its values are copied by Arrow."""
 _PARQUET_VALUE_BYTES = 64
 """Bytes of a value of Parquet: the batches that wait to be parsed, what is made of one, and a page."""

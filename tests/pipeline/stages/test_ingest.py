@@ -399,7 +399,7 @@ def test_short_lines_of_csv_take_many_times_their_text(tmp_path: Path) -> None:
 def test_all_values_of_json_lines_are_copied(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"y":1,"a":7}\n' * 250)
-    assert bytes_of(path, _CSV, 1 << 40) == int(3500 * (9 / 8 + 5) + 250 * 2 * 36)
+    assert bytes_of(path, _CSV, 1 << 40) == int(3500 * (9 / 8 + 6) + 250 * 2 * 36)
 
 
 def test_a_log_that_cannot_be_read_is_left_to_the_parser(tmp_path: Path) -> None:
