@@ -31,6 +31,7 @@ def wrong_of(crafter: Crafter, numbers: range) -> Iterator[str]:
                 yield f"{number}, {case.path}, {reader}: {outcome}"
 
 
+@pytest.mark.slow
 def test_crafted_folders_are_refused_by_name_or_harmless(crafter: Crafter) -> None:
     whole = {path: (crafter.root / path).read_bytes() for path in crafter.files}
     assert list(wrong_of(crafter, range(16))) == []

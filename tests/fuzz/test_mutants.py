@@ -58,6 +58,7 @@ def test_a_longer_draw_begins_with_a_shorter_one(checkout: Path) -> None:
     assert {mutant.kind for mutant in draw(checkout, 1, 3)} == {"comparison", "constant", "statement"}
 
 
+@pytest.mark.slow
 def test_a_fault_is_found_where_a_test_fails(checkout: Path) -> None:
     results = {mutant.kind: judge(mutant, checkout, 60) for mutant in draw(checkout, 1, 3)}
     assert results["comparison"]["result"] == "killed" and results["comparison"]["before"] == "value > 6"

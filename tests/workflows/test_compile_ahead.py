@@ -75,6 +75,7 @@ def is_running(number: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_children_end_with_their_parent_and_leave_nothing(child_module: Path, how: signal.Signals) -> None:
     parent = subprocess.Popen(

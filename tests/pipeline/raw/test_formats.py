@@ -457,6 +457,7 @@ JSON_SCHEMA = schema_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(rows=JSON_ROWS)
 def test_json_is_read_the_same_by_arrow_and_line_by_line(rows: list[Row]) -> None:

@@ -93,6 +93,7 @@ def naive_order(naive: NaiveLog, cuts: list[int]) -> list[int]:
     return order
 
 
+@pytest.mark.slow
 def test_the_vocabulary_is_in_the_order_of_a_slow_peeling(peeled: Path, log: list[Sample]) -> None:
     vocabulary = Manifest.read(peeled / "vocabulary")
     assert vocabulary.totals["rank_by"] == "peel"

@@ -271,6 +271,7 @@ def test_threads_end_with_equal_bits(tmp_path: Path) -> None:
     assert_equal_bits(trained(shards, placement="lookahead", threads=3), alone)
 
 
+@pytest.mark.slow
 def test_ranks_end_with_equal_bits_and_scores(shards: Shards) -> None:
     config = TrainConfig(placement="all-fast", micro_batches=2, threads=1)
     alone = build_trainer(shards, config)

@@ -61,6 +61,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> ScoredRun:
     return ScoredRun(folder / "run", folder / "data", logs[1])
 
 
+@pytest.mark.slow
 def test_the_model_learns_what_users_choose_next(scored: ScoredRun) -> None:
     auc = hotset.evaluate(scored.run, scored.data).auc
     assert auc is not None and auc > 0.6

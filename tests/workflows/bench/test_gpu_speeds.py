@@ -177,6 +177,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     return small_shards(PartSettings("late", tmp_path_factory.mktemp("shards"), True), "turns", "sgd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["lookahead", "hybrid"])
 def test_steps_that_were_read_ahead_do_not_count(placement: PlacementName, shards: Shards) -> None:
     config = TrainConfig(placement=placement, device="late", kernels="torch", staging_bytes=STAGING_BYTES)

@@ -12,6 +12,7 @@ from hotset.workflows.cli import main
 from hotset.workflows.console import command_prefix, say_error
 
 
+@pytest.mark.slow
 def test_the_demo_runs_again_and_refuses_a_folder_it_did_not_make(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
