@@ -231,6 +231,14 @@ def checkouts(result: Result) -> list[str]:
     ]
 
 
+def checkouts_of_steps(result: Result) -> list[str]:
+    ratios = [each["cpu_ratio"] for each in result["train"]]
+    settings = [
+        f"{each:,}" for name in ("batch_sizes", "embedding_dims") for each in result["settings"][name]
+    ]
+    return [f"{min(ratios):.2f}", f"{max(ratios):.2f}", *settings]
+
+
 def whole_processes(result: Result) -> list[str]:
     """Ratios of `preprocess` as a process, by CPU time and by the clock."""
     return [f"{result['preprocess'][f'{clock}_ratio']:.2f}x" for clock in ("cpu", "wall")]
@@ -542,6 +550,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "placements-plan-2m-original": placement_plans,
     "checkouts": checkouts,
     "checkouts-checksums": whole_processes,
+    "checkouts-dim64": checkouts_of_steps,
     "first-hour": first_hour,
     "window": window,
     "logs": logs,
