@@ -12,7 +12,6 @@ workers and blocks of 4 to 64 MiB, rounded up: estimates were 1.0 to 1.5 times t
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -456,16 +455,16 @@ class _Account:
         Raises:
             ManifestError: such a file is not the one that they were read from.
         """
-        found = {str(each): self._checksums[each] for each in files if each in self._checksums}
+        found = {each: f"{each}:{self._checksums[each]}" for each in files if each in self._checksums}
         if not found:
             return
         note = f"file{min(files):04}.checksums"
-        known = json.loads(self._output.read_note(note) or "{}")
-        for number, file in files.items():
+        known = (self._output.read_note(note) or "").split()
+        for number, text in found.items():
             is_begun = number in self._begun and not self._trust_names
-            if is_begun and known.get(str(number)) != found.get(str(number)):
-                raise _changed(file, self._output)
-        self._output.write_note(note, json.dumps(found))
+            if is_begun and text not in known:
+                raise _changed(files[number], self._output)
+        self._output.write_note(note, " ".join(found.values()))
 
     def move_to(self, number: int) -> None:
         """End the files before ``number``, of which no part is left, and begin that one if it is there."""

@@ -100,8 +100,8 @@ def build_pipeline(model: Any, optimizers: StepOptimizers, device: torch.device,
     from torchrec.distributed import train_pipeline
 
     pipeline = train_pipeline.TrainPipelineSparseDist(model, optimizers, device, custom_model_fwd=losses)
-    context = train_pipeline.TrainPipelineContext()
-    if all(hasattr(pipeline, name) for name in ("batches", "contexts")) and hasattr(context, EXCHANGES):
+    of_context = getattr(getattr(train_pipeline, "TrainPipelineContext", None), "__dataclass_fields__", {})
+    if all(hasattr(pipeline, name) for name in ("batches", "contexts")) and EXCHANGES in of_context:
         return pipeline
     _log.warning("this version of TorchRec cannot stop its pipeline: mixed steps run one after the other")
     return None

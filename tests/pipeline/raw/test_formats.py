@@ -428,6 +428,13 @@ def test_a_run_that_was_stopped_resumes_to_the_same_bytes(
         patch.setattr(ingest_module, "write_batch", stopping)
         with pytest.raises(KeyboardInterrupt):
             ingest([tmp_path / "log"], config, tmp_path / "resumed", Resources(workers=1))
+    # Half a note, as a power cut leaves it, tells of no log.
+    for note in (tmp_path / "resumed").rglob("*.checksums*"):
+        text = note.read_bytes()
+        note.write_bytes(text[:9])
+        with pytest.raises(HotsetError, match="changed"):
+            ingest([tmp_path / "log"], config, tmp_path / "resumed")
+        note.write_bytes(text)
     content = bytearray((tmp_path / "log").read_bytes())
     WRITERS[name](tmp_path / "log", rows_of(1))
     other = (tmp_path / "log").read_bytes()[: len(content)].ljust(len(content))
