@@ -164,6 +164,7 @@ def map_tasks(log: CountedLog, names: Sequence[str], room: int, workers: int) ->
 
 def least_room(num_tables: int) -> int:
     """Return the bytes of so many tables while they are small."""
+    # An entry has up to 16 bytes, and a small table grows fourfold, next to itself.
     return 16 * 5 * SMALLEST_ENTRIES * num_tables
 
 
