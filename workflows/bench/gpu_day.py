@@ -32,6 +32,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...pipeline.errors import HotsetError
+from ...pipeline.folders.whole_file import check_target, whole_file
 from ..machine import commit
 
 if TYPE_CHECKING:
@@ -393,9 +395,8 @@ def failed_parts(result: dict[str, Any]) -> list[str]:
 
 def _save(result: dict[str, Any], out: Path) -> None:
     """Replace the file atomically, so that an interrupted day leaves a complete one."""
-    aside = out.with_name(out.name + ".partial")
-    aside.write_text(json.dumps(result, indent=1) + "\n")
-    aside.replace(out)
+    with whole_file(out, overwrite=True) as file:
+        file.write((json.dumps(result, indent=1) + "\n").encode())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -415,6 +416,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = DaySettings(
         device=chosen.device, seconds=chosen.seconds, is_small=chosen.small, commit=chosen.commit
     )
+    try:
+        check_target(chosen.out, overwrite=True)
+    except HotsetError as error:
+        parser.error(str(error))
     # A call for some parts adds to what others have found.
     before = _result_of(chosen.out, settings) if wanted and chosen.out.exists() else None
     if before is None and wanted and chosen.out.exists():

@@ -330,6 +330,13 @@ def test_an_epoch_and_caches_are_measured_only_where_they_are_named(
     assert ("epoch" in begun) == ("caches" in begun) == has_extra and "verbs" in begun
 
 
+def test_a_device_is_not_replaced_by_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path / "fifo"), "--seconds", "0"])
+    assert "fifo is not a regular file" in capsys.readouterr().err and (tmp_path / "fifo").is_fifo()
+
+
 def test_the_parts_keep_to_the_time_of_a_day() -> None:
     assert sum(part.seconds for part in PARTS) <= gpu_day._DAY_SECONDS
     assert [part.name for part in PARTS if part.is_extra] == ["caches", "epoch"]
