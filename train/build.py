@@ -47,14 +47,13 @@ from .metrics import Answers, Meter
 from .model.choose_model import choose_labels, choose_model
 from .model.layers import DenseModel
 from .model.shapes import ModelInputs
-from .optimizing import DenseUpdate, LearningRates, Stopping
 from .placements.placements import num_planned_steps, num_steps_ahead, spills
 from .placements.step_source import StepSource
 from .ranks.ranks import OneRank, Ranks
 from .recipe_options import parse_best_by, parse_loss_weights
 from .rows.embeddings import Embeddings, refill_stores, restore_rows
 from .rows.tiers import HostMemory
-from .step import HostSteps, StepParts, StepRunner
+from .step import DenseUpdate, HostSteps, LearningRates, StepParts, StepRunner, Stopping
 from .threads import Readers, WorkThreads
 from .trainer import Trainer
 

@@ -85,7 +85,7 @@ def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Em
 def attach_movers(embeddings: Embeddings, config: TrainConfig, tools: RowTools) -> None:
     """Set what runs transfers and, for ``fae``, what copies hot rows; nothing moves yet."""
     if tools.device_api is not None:
-        from .gpu.row_moves import QueuedTransfers
+        from .gpu.queued_steps import QueuedTransfers
 
         embeddings.transfers = QueuedTransfers(embeddings.run_transfers, tools.device_api)
     if config.placement == "fae":
@@ -222,7 +222,7 @@ _TORCH_BYTES = 192 * MIB
 def open_device_api(name: str) -> Device | None:
     """Open the device ``name`` for queued steps; None for the host."""
     if _is_simulated(name):
-        from .gpu.simulated_device import LateDevice
+        from .device import LateDevice
 
         return LateDevice(int(name.partition(":")[2] or 0))
     device = open_device(name)

@@ -6,6 +6,7 @@ Loads dense layers and rows of the run, predicts the samples of both parts, and 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..pipeline.errors import HotsetError, format_byte_size
+from ..pipeline.errors import HotsetError, ShardError, format_byte_size
 from ..pipeline.folders.totals import by_feature
 from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX, GROUP, WEIGHT
@@ -30,7 +31,7 @@ from .metrics import CLICKS, Answers, Meter, Quality, RunQuality, ScoreCounter
 from .model.layers import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
 from .placements.placements import AllFast, Hybrid
-from .ranks.ranks import OneRank, Ranks
+from .ranks.ranks import OneRank, Ranks, wait_for_all
 from .recipe_options import require_share
 from .rows.embeddings import Embeddings
 from .rows.optimizers import RowOptimizer
@@ -49,7 +50,7 @@ from .run_folder.weights import Weights
 from .threads import WorkThreads
 
 if TYPE_CHECKING:
-    from .scoring.sample_scores import SampleScores
+    from .sample_scores import SampleScores
 
 
 class Predictor:
@@ -166,7 +167,7 @@ class Predictor:
         is_plain = self._answers == CLICKS and not self._shards.num_unlabeled
         if is_plain and not columns and self._negative_rate is None:
             return ScoreCounter(num_samples, self._folder)
-        from .scoring.sample_scores import SampleScores
+        from .sample_scores import SampleScores
 
         return SampleScores(num_samples, self._answers, columns, self._negative_rate, self._folder)
 
@@ -363,3 +364,53 @@ def evaluate(
 def answers_of(config: RunConfig) -> Answers:
     """Return the meaning of the predictions of a run."""
     return Answers(labels=config.labels, predicts=config.predicts, negative_rate=config.config.negative_rate)
+
+
+class EvaluationCheck:
+    """The thread that hashes evaluation shards during the first steps; it ends with the process.
+
+    Runs on large shards begin without hashing them, since each batch is verified when it is read. Evaluation
+    batches may be read only at the end of days of training, so damage among them is looked for at once.
+
+    Args:
+        shards: with these files.
+        ranks: each hashes a part of the files.
+    """
+
+    def __init__(self, shards: Shards, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._files = shards.hashing(["evaluation"], slice(ranks.rank, None, ranks.num_ranks), workers=1)
+        self._is_closed = False
+        self._is_over = False
+        self.fault: ShardError | None = None
+        """What is wrong with a file, as far as it is known."""
+        self._thread = threading.Thread(target=self._work, name="evaluation shards", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the last file; raises what is wrong, at every rank. All ranks call this."""
+        if self._is_over:
+            return
+        # Ranks may need minutes longer than others for their part.
+        wait_for_all(self._ranks, self._wait)
+        self._is_over = True
+
+    def _wait(self) -> None:
+        self._thread.join()
+        if self.fault is not None:
+            raise self.fault
+
+    def close(self) -> None:
+        """Leave the files that are not hashed yet, once that of the moment is."""
+        self._is_closed = True
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            for _ in self._files:
+                if self._is_closed:
+                    return
+        except ShardError as error:
+            self.fault = error
+        except HotsetError as error:  # of the system: ranks stop for it as for a damaged file
+            self.fault = ShardError(str(error), hint=error.hint)

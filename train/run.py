@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from ..stats.replication import Network
     from .checkpoints.best_weights import BestWeights
     from .checkpoints.given_tables import GivenTable
+    from .evaluate import EvaluationCheck
     from .rows.embeddings import RowsPart
-    from .scoring.evaluation_check import EvaluationCheck
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def train(shards: Path, config: TrainConfig, out: Path, options: RunOptions = Ru
 
 def _begin_check(trainer: Trainer) -> EvaluationCheck:
     """Begin to hash the evaluation shards."""
-    from .scoring.evaluation_check import EvaluationCheck
+    from .evaluate import EvaluationCheck
 
     return EvaluationCheck(trainer.shards, trainer.ranks)
 

@@ -34,8 +34,8 @@ from .trainer import Trainer
 
 if TYPE_CHECKING:
     from .checkpoints.best_weights import BestWeights
+    from .evaluate import EvaluationCheck
     from .rows.tiers import Way
-    from .scoring.evaluation_check import EvaluationCheck
 
 _log = logging.getLogger(__name__)
 _DAMAGED = 2**16

@@ -16,13 +16,12 @@ from .data.shards import Shards
 from .evaluate import Predictor
 from .metrics import Meter
 from .model.layers import DenseModel
-from .optimizing import LearningRates, Stopping
 from .placements.step_source import StepSource
 from .ranks.ranks import OneRank, Ranks
 from .rows.embeddings import Embeddings
 from .rows.step_plan import PlannedStep
 from .run_folder.weights import Weights
-from .step import StepRunner
+from .step import LearningRates, StepRunner, Stopping
 from .threads import BackgroundIterator, WorkThreads
 
 if TYPE_CHECKING:

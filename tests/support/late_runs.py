@@ -13,10 +13,9 @@ from hotset.pipeline.errors import HotsetError
 from hotset.stats.ranking.row_bytes import OPTIMIZERS, row_bytes
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
+from hotset.train import device
 from hotset.train.data.shards import Shards
-from hotset.train.device import Event, StreamName
-from hotset.train.gpu import simulated_device
-from hotset.train.gpu.simulated_device import LateDevice, LateEvent
+from hotset.train.device import Event, LateDevice, LateEvent, StreamName
 from hotset.train.trainer import Trainer
 
 PLACEMENTS: tuple[dict[str, Any], ...] = (
@@ -102,8 +101,8 @@ def keep_slow(monkeypatch: pytest.MonkeyPatch, stream: StreamName) -> None:
         device._slow = stream
 
     monkeypatch.setattr(LateDevice, "__init__", begin_with_slow_stream)
-    monkeypatch.setattr(simulated_device, "_CALLS_OF_A_WHILE", 10**9)
-    monkeypatch.setattr(simulated_device, "_SLOW_SHARE", 0.99)
+    monkeypatch.setattr(device, "_CALLS_OF_A_WHILE", 10**9)
+    monkeypatch.setattr(device, "_SLOW_SHARE", 0.99)
 
 
 def forget_moves_on_host(monkeypatch: pytest.MonkeyPatch) -> None:

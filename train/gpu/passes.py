@@ -17,9 +17,8 @@ import torch
 from ...pipeline.errors import first_line
 from ..data.batch import Batch
 from ..device import Device, Event, Graph, StreamName
-from ..optimizing import StepRates
 from ..rows.step_plan import PlannedStep
-from ..step import StepParts
+from ..step import StepParts, StepRates
 from .fused_dlrm import DenseInputs, FusedDlrm
 from .packed_batch import (
     BatchLists,

@@ -40,10 +40,10 @@ from ..metrics import Answers, Meter
 from ..model.choose_model import choose_model
 from ..model.layers import DenseModel, drawing
 from ..model.shapes import ModelInputs
-from ..optimizing import DenseUpdate, Stopping
 from ..placements.step_source import StepSource
 from ..ranks.ranks import Ranks, TorchRanks, check_equal_settings
 from ..rows.optimizers import RowOptimizer
+from ..step import DenseUpdate, Stopping
 from ..threads import WorkThreads
 from ..trainer import Trainer
 from .batches import RankBatch, ReplicatedRows, rank_batch

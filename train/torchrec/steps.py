@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..optimizing import DenseUpdate, StepRates
 from ..ranks.ranks import TorchRanks
 from ..rows.step_plan import PlannedStep
+from ..step import DenseUpdate, StepRates
 from .batches import RankBatch
 from .embeddings import HotColdEmbeddings, ReplicatedOptimizer
 from .rank_rows import tables_in

@@ -19,10 +19,10 @@ from hotset.stats.batch_rows import LONG_LOOKUPS, group_lookups, of_matrix
 from hotset.train.config import Optimizers
 from hotset.train.gpu.packed_batch import BatchLists, BatchRoom, HostLists, PackedRoom, SentRates, pack
 from hotset.train.gpu.twins import DenseRule
-from hotset.train.optimizing import LearningRates, StepRates
 from hotset.train.recipe_options import RecipeOptions
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.rows.tiers import Layout
+from hotset.train.step import LearningRates, StepRates
 
 NUM_ROWS = np.array([5, 40, 3])
 HOT = Layout.of([0, 0, 0], [2, 2, 2])

@@ -1,6 +1,6 @@
 """Steps queued on the simulated device give the bits of steps on the host, and planted faults are found.
 
-Tests `transfers`, `passes` and `step`, too.
+Tests `transfers` and `passes`, too.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.device import Device, Graph, StreamName
+from hotset.train.device import Device, Graph, LateDevice, StreamName
 from hotset.train.gpu import queued_steps as step_module
 from hotset.train.gpu import twins
 from hotset.train.gpu.packed_batch import InputRing, RowMoves, RowTensors
-from hotset.train.gpu.queued_steps import QueuedSteps
-from hotset.train.gpu.row_moves import QueuedTransfers
-from hotset.train.gpu.simulated_device import LateDevice
+from hotset.train.gpu.queued_steps import QueuedSteps, QueuedTransfers
 from hotset.train.gpu.twins import move_rows
 from hotset.train.placements.fae import Fae
 from hotset.train.placements.placements import num_steps_ahead
 from hotset.train.run import train
+from hotset.train.run_log import summarize_transfers
 from hotset.train.step import HostSteps
 from hotset.train.threads import PLACES_AT_A_TIME
 from hotset.train.trainer import Trainer
@@ -328,7 +327,7 @@ def test_nothing_that_orders_work_asks_which_device_it_has() -> None:
     root = Path(step_module.__file__).parents[1]
     # Rows for checkpoints are gathered on the device first; and the memory of widths is counted where it is.
     others = {"embeddings.py"}
-    names = ("fused_dlrm", "passes", "queued_steps", "row_moves")
+    names = ("fused_dlrm", "passes", "queued_steps")
     paths = [
         *(root / "gpu" / f"{name}.py" for name in names),
         *(root / "rows" / f"{name}.py" for name in ("embeddings", "table_group", "transfers")),
@@ -359,3 +358,25 @@ def test_a_run_stopped_and_evaluated_on_the_late_device_ends_with_the_bits_of_th
         for name in ("host", "late")
     ]
     assert losses[0] == losses[1]
+
+
+STAGED = tuple(fields for fields in PLACEMENTS if fields["placement"] in ("lookahead", "cache", "hybrid-uva"))
+
+
+@pytest.mark.parametrize("fields", STAGED, ids=str)
+def test_the_host_moves_rows_that_cannot_be_pinned(
+    fields: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = draw_run(9, tmp_path)
+    assert summarize_transfers(train_late(run, 1, **fields)).mover == "kernel" and not caplog.records
+    monkeypatch.setattr(LateDevice, "pin", lambda device, tensor: False)
+    found = train_late(run, 1, **fields)
+    assert summarize_transfers(found).mover is None
+    assert "cannot be pinned" in caplog.text
+    assert_equal_bits(found, wanted_of(run))
+
+
+@pytest.mark.parametrize("placement", ["all-fast", "hybrid"])
+def test_nothing_moves_the_rows_of_a_placement_without_staging(placement: str, tmp_path: Path) -> None:
+    run = draw_run(9, tmp_path)
+    assert summarize_transfers(train_late(run, 1, placement=placement)).mover is None

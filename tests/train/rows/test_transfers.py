@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotset.train.gpu.row_moves import QueuedTransfers
-from hotset.train.gpu.simulated_device import LateDevice
+from hotset.train.device import LateDevice
+from hotset.train.gpu.queued_steps import QueuedTransfers
 from hotset.train.rows.embeddings import Embeddings
 from hotset.train.rows.transfers import TransferThread
 

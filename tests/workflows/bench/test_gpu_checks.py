@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hotset.tests.support.late_runs import keep_slow
-from hotset.train.device import StreamName
-from hotset.train.gpu.simulated_device import LateDevice
+from hotset.train.device import LateDevice, StreamName
 from hotset.workflows.bench import gpu_checks
 from hotset.workflows.bench.gpu_day import PartSettings, Records
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.schema.schema import GROUP, WEIGHT
-from ...stats import metrics
-from ...stats.pair_sort import sort_pairs
-from ...stats.weighted_metrics import (
+from ..pipeline.schema.schema import GROUP, WEIGHT
+from ..stats import metrics
+from ..stats.pair_sort import sort_pairs
+from ..stats.weighted_metrics import (
     GroupCounts,
     WeightedCounts,
     count_groups,
@@ -25,8 +25,8 @@ from ...stats.weighted_metrics import (
     weighted_words,
     words_of_groups,
 )
-from ..data.shard_file import HAS_GROUP
-from ..metrics import Answers, Quality, Scores, defined, refuse_not_a_number, words_for
+from .data.shard_file import HAS_GROUP
+from .metrics import Answers, Quality, Scores, defined, refuse_not_a_number, words_for
 
 
 class SampleScores:

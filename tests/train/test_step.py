@@ -1,9 +1,4 @@
-"""Clipping of dense gradients and the rate of a step.
-
-Learning rates against slow, obvious twins and DLRM's own scheduler.
-
-When a run stops, and which evaluation is the best.
-"""
+"""Dense gradients are clipped; learning rates have slow twins; a run stops, and has a best evaluation."""
 
 from __future__ import annotations
 
@@ -19,8 +14,8 @@ from hypothesis import strategies as st
 from hotset.pipeline.errors import ConfigError
 from hotset.train.config import Optimizers
 from hotset.train.metrics import Quality, Scores
-from hotset.train.optimizing import DenseUpdate, LearningRates, Stopping, clip_gradients
 from hotset.train.recipe_options import RecipeOptions
+from hotset.train.step import DenseUpdate, LearningRates, Stopping, clip_gradients
 
 
 @pytest.mark.parametrize("most", [0.5, 3.0, 1e9])
