@@ -665,7 +665,7 @@ class ExportConfig:
 class PredictConfig:
     """Settings of a prediction; none but the batch size may change a bit of it."""
 
-    batch_size: int | None = None
+    batch_size: int | None = field(default=None, metadata={"no_option": True})
     """Number of samples predicted together; by default that of the training."""
 
     threads: int | None = None

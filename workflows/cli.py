@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError, install_hint, system_fault
 from ..stats.compile_notice import call_when_compiling
-from .command_list import COMMANDS, GROUPS, HELP_FLAGS, REMOVED, command_class
+from .command_list import COMMANDS, GROUPS, HELP_FLAGS, REMOVED, REMOVED_OPTIONS, command_class
 from .console import say_error, set_verbosity, show_compiling
 
 _LEAST_COLUMNS = 20
@@ -189,6 +189,11 @@ def _answer(arguments: Sequence[str]) -> int:
             hint = REMOVED.get(arguments[0], hint)
             say_error(f"there is no command {arguments[0]!r}", hint)
             return 2
+        for option in (word.partition("=")[0] for word in arguments[1:]):
+            if f"{arguments[0]} {option}" in REMOVED_OPTIONS:
+                instead = REMOVED_OPTIONS[f"{arguments[0]} {option}"]
+                say_error(f"hotset {arguments[0]} has no option {option}", instead)
+                return 2
         # Files without a name and /proc are Linux's, and are used everywhere.
         if sys.platform != "linux":
             say_error(f"hotset runs on Linux, and this is {sys.platform}", "use Docker, with its Dockerfile")

@@ -56,6 +56,20 @@ REMOVED = {
     "version": "hotset --version",
 }
 """For each command that an earlier version or another program has, what replaces it."""
+REMOVED_OPTIONS = {
+    **{
+        f"{stage} {option}": f"hotset preprocess {option}, which runs the stages that are left"
+        for stage in GROUPS["single stages"]
+        for option in ("--durable", "--engine")
+    },
+    **{
+        f"advise {option}": "--speeds FILE, a file that hotset characterise --out FILE writes"
+        for option in ("--link-gbps", "--host-gbps", "--teraflops")
+    },
+    "generate --start": "--seed N, which writes other samples of the same statistics",
+    "predict --batch-size": "leave it out: that of the training, or batch_size of hotset.predict in Python",
+}
+"""For each command and option that an earlier version has, what replaces it."""
 HELP_FLAGS = frozenset({"-h", "--help", "--help-all"})
 STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 

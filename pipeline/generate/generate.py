@@ -62,7 +62,7 @@ class GenerateConfig:
     scale: float = 1
     """Divisor of the cardinalities, for small tests; tables of at most 100 rows keep theirs. 1 or more."""
 
-    start: int = 0
+    start: int = field(default=0, metadata={"no_option": True})
     """Number of the first sample: continues a log that ends before it."""
 
     label: bool = field(default=True, metadata={"help": "Write lines without a label."})

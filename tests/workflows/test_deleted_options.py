@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from hotset.workflows.cli import main
-from hotset.workflows.command_list import REMOVED
+from hotset.workflows.command_list import REMOVED, REMOVED_OPTIONS
 
 DELETED_OPTIONS = """
     advise --machine --ranks --link --codecs --device --threads --step-us
+    advise --workers
+    demo --seed --workers
     characterise --sweep --fit --ranks --device
     train --homes --shares --sync-rows --sync-every --exchange-back --exchange-dense
     train --exchange-decay --exchange-early --rank-timeout --kernels --mover --no-save-states
@@ -34,6 +36,8 @@ NEEDED = {
     "pack": ("data",),
     "rank": ("data",),
     "verify": ("data",),
+    "predict": ("run", "log", "--out", "scores.parquet"),
+    "generate": ("--out", "log.tsv"),
 }
 """Arguments that a command needs before it looks at options."""
 
@@ -45,6 +49,16 @@ def test_a_deleted_option_is_refused_by_name(
     with pytest.raises(SystemExit, match="2"):
         main([command, *NEEDED.get(command, ()), option, "1"])
     assert option in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("removed", "instead"), REMOVED_OPTIONS.items())
+def test_a_deleted_option_is_refused_with_what_replaces_it(
+    removed: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, option = removed.split()
+    assert main([command, *NEEDED.get(command, ("data",)), option, "1"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.endswith(f"has no option {option}") and hint == f"hint: {instead}"
 
 
 @pytest.mark.parametrize(("command", "instead"), REMOVED.items())

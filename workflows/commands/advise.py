@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,44 +59,18 @@ class AdviseCommand(JsonCommand):
     speeds: Path | None = None
     """File of measured speeds that `characterise` wrote. Default: typical speeds, which the output names."""
 
-    link_gbps: float | None = None
-    """Bandwidth between host and fast memory in GB/s, each way. Typical: 20, as of PCIe 4.0 x16."""
-
-    host_gbps: float | None = None
-    """Bandwidth in GB/s at which all cores together access rows at random positions of host memory.
-    Typical: 10."""
-
-    teraflops: float | None = None
-    """Measured speed of the dense layers, in 10**12 operations per second. Typical: 10."""
-
-    workers: int = 0
-    """Number of threads that count; 0 takes every core."""
-
     def __post_init__(self) -> None:
-        self._check_engine()
-        for name in ("link_gbps", "host_gbps", "teraflops"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name} must be above 0, got {value}")
-
-    def _check_engine(self) -> None:
         """Raise ConfigError for an option of the other engine."""
         if self.engine == "hotset":
             if self.devices is not None:
                 raise ConfigError("--devices needs --engine torchrec: hotset's own advice is for one device")
             return
-        unused = {
-            "batch_size": None,
-            "model": "auto",
-            "link_gbps": None,
-            "host_gbps": None,
-            "teraflops": None,
-            "workers": 0,
-        }
-        for name, default in unused.items():
-            if getattr(self, name) != default:
-                option = name.replace("_", "-")
-                raise ConfigError(f"--{option} changes nothing with --engine torchrec: leave it out")
+        for option, is_given in (
+            ("--batch-size", self.batch_size is not None),
+            ("--model", self.model != "auto"),
+        ):
+            if is_given:
+                raise ConfigError(f"{option} changes nothing with --engine torchrec: leave it out")
         if len(self.fast_bytes) > 1:
             raise ConfigError("give one size of --fast-bytes with --engine torchrec")
         if not all(1 <= devices <= MOST_DEVICES for devices in self.devices or ()):
@@ -111,21 +85,13 @@ class AdviseCommand(JsonCommand):
         return None if self.speeds is None else MachineSpeeds.read(self.speeds)
 
     def machine(self) -> Machine:
-        """Return the speeds of the file or typical ones, with those of the options in their place.
+        """Return the speeds of the file, or typical ones.
 
         Raises:
             ConfigError: the file of speeds cannot be read.
         """
         speeds = self.measured_speeds()
-        machine = Machine() if speeds is None else speeds.machine()
-        given = {
-            "link_bytes_per_second": (self.link_gbps, _GIGA),
-            "host_bytes_per_second": (self.host_gbps, _GIGA),
-            "flops": (self.teraflops, _TERA),
-        }
-        return replace(
-            machine, **{name: value * unit for name, (value, unit) in given.items() if value is not None}
-        )
+        return Machine() if speeds is None else speeds.machine()
 
     @property
     def device(self) -> str:
@@ -141,9 +107,7 @@ class AdviseCommand(JsonCommand):
     @property
     def source(self) -> str:
         """Origin of the speeds, for the title of the output."""
-        given = (self.link_gbps, self.host_gbps, self.teraflops)
-        kind = "typical speeds" if self.speeds is None else f"speeds of {self.speeds.name}"
-        return kind if all(value is None for value in given) else f"{kind} and those given"
+        return "typical speeds" if self.speeds is None else f"speeds of {self.speeds.name}"
 
     def execute(self) -> int:
         """Run ``hotset advise``."""
@@ -152,8 +116,7 @@ class AdviseCommand(JsonCommand):
         config = AdviceConfig(fast_bytes=self.fast_bytes, batch_size=self.batch_size, model=self.model)
         machine = self.machine()
         with progress_bars() as progress:
-            resources = Resources(workers=self.workers, progress=progress)
-            advice = advise(self.dir, config, machine, resources)
+            advice = advise(self.dir, config, machine, Resources(progress=progress))
         if self.json:
             print_json(advice)
         else:

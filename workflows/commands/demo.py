@@ -52,6 +52,8 @@ from .stats import show_statistics
 _SAMPLES = 150_000
 _HOT_SHARE = 0.1
 _BATCH_SIZE = 512
+_SEED = 0
+"""Of the generated log, the shuffle and the models."""
 _SETTINGS_FILE = "demo.json"
 """Holds the settings of a demo, and marks its folder as one that may be overwritten."""
 _PLACEMENTS: Final = ("all-fast", "fae", "lookahead")
@@ -77,14 +79,8 @@ class DemoCommand(JsonCommand):
     hot_bytes: ByteSize | None = None
     """Fast memory for hot rows. Default: what a tenth of the rows needs."""
 
-    seed: int = 0
-    """Seed of the generated log, the shuffle and the models."""
-
     out: Path = Path("demo")
     """Folder of the demo. A demo with other settings replaces its contents."""
-
-    workers: int = 0
-    """Number of threads for preprocessing; 0 takes every core."""
 
     def __post_init__(self) -> None:
         require_at_least("samples", self.samples, 100)
@@ -126,14 +122,14 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
     reports = _preprocess(log, options, show)
     # Only the series that take no time: the demo is about training.
     show("\n3. How lookups are distributed over rows: what fast memory for some of them serves")
-    statistics = frequency_statistics(options.out / "data", Resources(workers=options.workers), series=QUICK)
+    statistics = frequency_statistics(options.out / "data", Resources(), series=QUICK)
     # A row for each table, as in `hotset stats`, would push everything else off the screen.
     show_statistics({name: found for name, found in statistics.items() if name != "features"}, console)
     show("\n4. Training the same model three ways: every row in fast memory, as in FAE, and with lookahead")
     runs = []
     # Equal seeds and equal batches, so that a difference is the placement's.
     for placement in _PLACEMENTS:
-        config = TrainConfig(placement=placement, seed=options.seed)
+        config = TrainConfig(placement=placement, seed=_SEED)
         with progress_bars() as progress:
             run_folder = options.out / "runs" / placement
             runs.append(
@@ -151,7 +147,7 @@ def _settings(options: DemoCommand) -> dict[str, Any]:
     return {
         "samples": options.samples,
         "hot_bytes": options.hot_bytes,
-        "seed": options.seed,
+        "seed": _SEED,
         "data": options.data and str(options.data.resolve()),
         # The text of a schema file, which may be edited between two demos.
         "schema": options.schema and setting_of(options.schema),
@@ -189,7 +185,7 @@ def _log(options: DemoCommand) -> Path:
     elif not path.exists():
         started = working_clock()
         num_samples = options.samples or _SAMPLES
-        generate(GenerateConfig(samples=num_samples, seed=options.seed), path, workers=options.workers)
+        generate(GenerateConfig(samples=num_samples, seed=_SEED), path)
         rate = num_samples / (working_clock() - started)
         say(f"   generate {path}: {describe_rate(rate)}")
     return path
@@ -227,17 +223,14 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
         named = recipe_for(setting_of(options.schema))
         rank = replace(recipe.rank, feature_min_counts=named.rank.feature_min_counts)
         recipe = replace(recipe, ingest=named.ingest, rank=rank, split=named.split)
-    recipe = replace(
-        recipe,
-        pack=replace(recipe.pack, seed=options.seed, batch_size=_BATCH_SIZE),
-    )
+    recipe = replace(recipe, pack=replace(recipe.pack, seed=_SEED, batch_size=_BATCH_SIZE))
     # Run up to the vocabulary, choose the budget from its rows, then run on; sealed stages are skipped.
     with progress_bars() as progress:
         run_stages = partial(
             preprocess,
             [log],
             out=data,
-            resources=Resources(workers=options.workers, progress=progress),
+            resources=Resources(progress=progress),
             on_stage=report_stage,
         )
         run_stages(config=recipe, until="rank")

@@ -87,25 +87,30 @@ StageName = Annotated[str | None, Arg("STAGE")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """The options that say how the stages run."""
+class StageRun:
+    """The options that say how a single stage runs."""
 
     workers: int = 0
     """Number of threads, or of processes of the Ray cluster; 0 takes every core."""
-
-    engine: EngineName = "threads"
-    """Kind of the workers: threads, or processes of the Ray cluster that RAY_ADDRESS names (without
-    RAY_ADDRESS, of one started here)."""
 
     memory: ByteSize | None = None
     """Limit on the anonymous resident memory of all processes of one machine together. Default: a quarter of
     the memory that the machine has."""
 
-    durable: bool = False
-    """Sync every file to the device, so that finished files survive a power cut too."""
-
     json: bool = False
     """Print what was done, and the totals, as one JSON object on stdout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(StageRun):
+    """The options that say how all stages run."""
+
+    engine: EngineName = "threads"
+    """Kind of the workers: threads, or processes of the Ray cluster that RAY_ADDRESS names (without
+    RAY_ADDRESS, of one started here)."""
+
+    durable: bool = False
+    """Sync every file to the device, so that finished files survive a power cut too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +207,12 @@ class PreprocessCommand(Command, PreprocessConfig):
                 if warning is not None:
                     _log.warning(warning)
 
-        with _running(self.run, self.scratch) as resources:
+        run = self.run
+        with (
+            durable_files(run.durable),
+            use_engine(run.engine),
+            _running(run, self.scratch, run.engine) as resources,
+        ):
             # Nothing is deleted before all options are known to be valid.
             if self.redo:
                 ways: dict[str, Any] = {"extend": self.extend, "redo": self.redo, "like": self.like}
@@ -308,7 +318,7 @@ class IngestOptions(Command):
     """Take logs that were read before as unchanged where name and size are the same. By default they are read
     and compared with what was made of them."""
 
-    run: RunOptions = field(default_factory=RunOptions)
+    run: StageRun = field(default_factory=StageRun)
     """The same for every stage. None of these changes a byte of the output."""
 
     @classmethod
@@ -355,7 +365,7 @@ class StageOptions(Command):
     redo: bool = False
     """Delete this stage and the later ones, then run."""
 
-    run: RunOptions = field(default_factory=RunOptions)
+    run: StageRun = field(default_factory=StageRun)
     """The same for every stage. None of these changes a byte of the output."""
 
     @classmethod
@@ -417,14 +427,16 @@ def _recipe_in(arguments: Sequence[str]) -> PreprocessConfig:
 
 
 @contextmanager
-def _running(options: RunOptions, scratch: Path | None = None) -> Iterator[Resources]:
+def _running(
+    options: StageRun, scratch: Path | None = None, engine: EngineName = "threads"
+) -> Iterator[Resources]:
     """Apply what holds for all stages of a command."""
-    with durable_files(options.durable), use_engine(options.engine), progress_bars() as progress:
+    with progress_bars() as progress:
         resources = Resources(options.workers, options.memory, progress, scratch)
         _log.info(
             "%s workers (%s), at most %s of anonymous memory",
             num_workers(resources.workers),
-            options.engine,
+            engine,
             format_byte_size(resources.memory_bytes or default_memory_bytes()),
         )
         yield resources

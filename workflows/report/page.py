@@ -221,24 +221,21 @@ def _placements(advice: dict[str, Any], folder: Path) -> Section:
     machine = advice["machine"]
     link, host = machine["link_bytes_per_second"] / 1e9, machine["host_bytes_per_second"] / 1e9
     teraflops = machine["flops"] / 1e12
-    # The command has the bandwidths that were used, ready to be changed.
     text = (
         f"Predicted, not measured, for steps of {advice['workload']['batch_size']:,} samples on a typical "
         f"GPU: {link:g} GB/s each way between host and fast memory, {host:g} GB/s for random rows in host "
         f"memory, and {teraflops:g} TFLOP/s. Dots are computed, lines connect them. With the speeds of your "
         "machine:"
     )
-    command = (
-        f"hotset advise {shlex.quote(str(folder))} --link-gbps {link:g} --host-gbps {host:g} "
-        f"--teraflops {teraflops:g}"
-    )
+    measured = "hotset characterise --out machine.json"
+    command = f"hotset advise {shlex.quote(str(folder))} --speeds machine.json"
     return Section(
         "placements",
         "Predicted speed on a typical GPU",
         text,
         partial(placements_chart, advice),
         [text_table("placements", tables.advice_rows(advice))],
-        commands=[("", [command])],
+        commands=[("", [measured, command])],
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hotset.pipeline.errors import ByteSize, ConfigError
+from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.runtime.tasks import Resources, num_workers
 from hotset.pipeline.statistics.replication import CHOSEN, DISTINCT, FAE, POOLED, replication_of
 from hotset.stats.replication import Network
@@ -21,7 +21,7 @@ from hotset.train.advice import AdviceConfig, MachineSpeeds, advise
 from hotset.train.data.shards import Shards
 from hotset.train.torchrec.sharding import count_uses
 from hotset.workflows.cli import main
-from hotset.workflows.commands.advise import AdviseCommand, show_advice
+from hotset.workflows.commands.advise import show_advice
 from hotset.workflows.machine import cpu_model
 from hotset.workflows.report.sentences import rounded, splits_sentence
 from hotset.workflows.report.tables import predicted_bytes, predicted_seconds
@@ -48,19 +48,6 @@ def printed(advice: Any, width: int = 200) -> str:
     console = Console(file=StringIO(), width=width)
     show_advice(advice, console)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
-
-
-def test_the_machine_is_in_units_of_the_prediction() -> None:
-    machine = AdviseCommand(dir=Path("dir"), link_gbps=25.0, host_gbps=8.0, teraflops=2.0).machine()
-    assert machine.link_bytes_per_second == 25e9 and machine.host_bytes_per_second == 8e9
-    assert machine.flops == 2e12
-
-
-@pytest.mark.parametrize("name", ["link_gbps", "host_gbps", "teraflops"])
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_speed_that_is_none_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be above 0, got {value}"):
-        AdviseCommand(dir=Path("dir"), **{name: value})  # type: ignore[arg-type]
 
 
 def test_every_placement_of_every_size_is_a_row(advice: dict[str, Any]) -> None:
@@ -153,14 +140,9 @@ def test_the_title_names_the_speeds_and_where_they_are_from(
     command = ("advise", str(data), "--fast-bytes", "8MiB", "--model", "small")
     for options, title in (
         ((), "typical speeds (link 20 GB/s, host 10 GB/s, 10 TFLOP/s, 300 µs a step)"),
-        (("--link-gbps", "5"), "typical speeds and those given (link 5 GB/s"),
         (
             ("--speeds", str(tmp_path / "machine.json")),
             "speeds of machine.json (link 9 GB/s, host 3.2 GB/s, 0.2 TFLOP/s, 300 µs a step)",
-        ),
-        (
-            ("--speeds", str(tmp_path / "machine.json"), "--host-gbps", "4"),
-            "speeds of machine.json and those given (link 9 GB/s, host 4 GB/s, 0.2 TFLOP/s",
         ),
     ):
         capsys.readouterr()
@@ -227,8 +209,7 @@ def test_the_command_prints_what_the_function_returns(
             ("--engine", "torchrec", "--batch-size", "64"),
             "--batch-size changes nothing with --engine torchrec",
         ),
-        (("--engine", "torchrec", "--workers", "1"), "--workers changes nothing with --engine torchrec"),
-        (("--engine", "torchrec", "--link-gbps", "5"), "--link-gbps changes nothing with --engine torchrec"),
+        (("--engine", "torchrec", "--model", "small"), "--model changes nothing with --engine torchrec"),
         (("--engine", "torchrec", "--fast-bytes", "1MiB", "2MiB"), "give one size of --fast-bytes"),
     ],
 )
