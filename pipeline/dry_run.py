@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ..stats import peeling
 from ..stats.counting import distinct_at
-from ..stats.ranking import peeling
 from .errors import MIB, ByteSize, ConfigError, HotsetError, InputError
 from .folders.disk import bytes_in, free_bytes, num_recorded, write_errors_explained
 from .folders.manifest import Manifest

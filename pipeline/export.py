@@ -27,9 +27,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..stats.curves import falling, fit_zipf
+from ..stats.curves import falling, fit_zipf, presence
 from ..stats.shuffle import spread_evenly
-from ..stats.traffic import presence
 from .errors import ConfigError, ManifestError, ShardError
 from .folders.disk import new_folder, paths_in, write_errors_explained
 from .folders.manifest import FileEntry, Manifest

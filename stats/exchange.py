@@ -53,9 +53,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch_rows import LookupsByRow
+from .curves import presence
 from .kernel import kernel
 from .simd import lowest_bit
-from .traffic import presence
 
 # ruff: noqa: N815  (arrays carry shape suffixes)
 

@@ -2,7 +2,7 @@
 
 The inputs are a machine, a log with its model, and a budget. Bytes are those of an epoch that begins with no
 row used yet, as `hotset train` counts them in its first one: exact for the vectors of `hybrid` and for `fae`
-at its first rate, and an expectation over the order of training for rows that are loaded (`traffic`, 0.91 to
+at its first rate, and an expectation over the order of training for rows that are loaded (`curves`, 0.91 to
 1.02 times what runs count). The machine is four numbers. Its times are for comparison, not absolute: they
 leave out kernels that do not scale with the batch, which shifts all placements alike.
 
@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .curves import AccessRates, EpochUses, buffer_rows
 from .lookahead.planner import WidthSizes, deepest_prefetch
-from .traffic import AccessRates, EpochUses, buffer_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,8 +35,9 @@ from ..pipeline.stages.pack import PackConfig
 from ..pipeline.stages.row_order import HotOrder, read_tables
 from ..pipeline.statistics.coverage import count_hot_samples
 from ..pipeline.statistics.folder import packed_batch_size
+from ..stats.curves import AccessRates, EpochUses
 from ..stats.lookahead.planner import MOST_PREFETCH
-from ..stats.ranking.ranking import MAX_BUDGETS
+from ..stats.ranking import MAX_BUDGETS
 from ..stats.replication import Network
 from ..stats.step_times import (
     Budget,
@@ -47,7 +48,6 @@ from ..stats.step_times import (
     predict,
     where_more_stops_paying,
 )
-from ..stats.traffic import AccessRates, EpochUses
 from .config import MODEL_NAMES, TrainConfig
 from .model.choose_model import choose_model
 from .model.shapes import DcnShape, DlrmShape, dlrm_shape

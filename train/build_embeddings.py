@@ -23,7 +23,7 @@ from ..pipeline.folders.totals import multi_hot
 from ..pipeline.runtime.limits import check_addresses
 from ..pipeline.runtime.tasks import num_workers
 from ..pipeline.schema.schema import nearest, shown
-from ..stats.ranking.row_bytes import row_bytes
+from ..stats.row_bytes import row_bytes
 from .config import TrainConfig, is_launched
 from .data.batch import EmbeddingTable, IdReader, MicroBatches
 from .data.shards import Shards

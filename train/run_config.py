@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ..pipeline.errors import HotsetError, first_line
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
 from ..pipeline.folders.totals import TableFeature, by_feature
-from ..stats.ranking.row_bytes import OPTIMIZERS
+from ..stats.row_bytes import OPTIMIZERS
 from .config import MOST_THREADS, ModelConfig, TrainConfig
 
 RUN_HINT = "give the folder that a finished training run wrote (its --out)"

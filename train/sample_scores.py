@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from ..pipeline.schema.schema import GROUP, WEIGHT
 from ..stats import metrics
-from ..stats.pair_sort import sort_pairs
 from ..stats.weighted_metrics import (
     GroupCounts,
     WeightedCounts,
     count_groups,
     count_weighted,
+    sort_pairs,
     weighted_words,
     words_of_groups,
 )

@@ -30,7 +30,7 @@ from ..pipeline.errors import MIB, ByteSize, ConfigError, HotsetError
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
 from ..pipeline.folders.whole_file import check_target
 from ..pipeline.runtime.tasks import num_workers
-from ..stats.ranking.row_bytes import row_bytes
+from ..stats.row_bytes import row_bytes
 from ..train.advice import MachineSpeeds, flops_per_sample
 from ..train.build import build_trainer
 from ..train.build_embeddings import set_threads

@@ -17,7 +17,7 @@ from ..pipeline.folders.totals import KindCounts, PlannedTable, ShardFacts, Shar
 from ..pipeline.formats.arrow_files import as_fixed_lists
 from ..pipeline.formats.batch_checksums import note_checksums, write_checksums, write_shard
 from ..pipeline.stages.pack import VERSION, PackConfig
-from ..stats.ranking.row_bytes import row_bytes
+from ..stats.row_bytes import row_bytes
 
 _ZIPF_ONE = 1e-9
 """Exponents nearer to 1 than this count as 1, whose integral is a logarithm."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, Self, TypeVar
 
-from ...stats.ranking.row_bytes import OPTIMIZERS
+from ...stats.row_bytes import OPTIMIZERS
 from ..schema.schema import GROUP, LABEL, WEIGHT, label_column
 from .manifest import JsonRecord, Manifest, RecordError, require_range, stored_as
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.id_tables import settle_unknown
-from ...stats.ranking.ranking import largest_ids, tag_hot_samples
-from ...stats.ranking.row_bytes import row_bytes
+from ...stats.ranking import largest_ids, tag_hot_samples
+from ...stats.row_bytes import row_bytes
 from ...stats.shuffle import copy_bags, tag_cold_bags
 from ..errors import ConfigError, ManifestError, ShardError, hint_to_rewrite
 from ..folders.manifest import MANIFEST, FileEntry, Manifest

@@ -1,6 +1,6 @@
 """Orders of a vocabulary's rows other than by frequency: peeling, and FAE's sample.
 
-The order by peeling makes the most samples fully hot. Peeling (see `stats.ranking.peeling`) holds the
+The order by peeling makes the most samples fully hot. Peeling (see `stats.peeling`) holds the
 incidence of rows and samples in memory, so rows that are certainly hot are left out of it: the ``PEEL_FLOOR``
 most looked-up ones, which have most of the lookups, stay first, by frequency. The greedy choice may make
 fewer samples fully hot than frequency under one of many budgets; the hot set of that budget is then the one
@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...stats import peeling
 from ...stats.kernel import read_only
-from ...stats.ranking import peeling
-from ...stats.ranking.peeling import BYTES_PER_LOOKUP, BYTES_PER_ROW, BYTES_PER_SAMPLE, Incidence, peel
-from ...stats.ranking.ranking import (
+from ...stats.peeling import BYTES_PER_LOOKUP, BYTES_PER_ROW, BYTES_PER_SAMPLE, Incidence, peel
+from ...stats.ranking import (
     LARGE_TABLE_BYTES,
     ProfiledTable,
     add_drawn,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...stats.ranking.ranking import RankedRuns, first_places, rank_by_frequency
+from ...stats.ranking import RankedRuns, first_places, rank_by_frequency
 from ..errors import MIB, ConfigError, check_fields, require_at_least
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of

@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...stats.id_tables import build_id_table, find_ids
-from ...stats.ranking.ranking import (
+from ...stats.ranking import (
     RankedRuns,
     bytes_of_prefix_serving,
     expand_runs,

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from ...stats.ranking.row_bytes import row_bytes
+from ...stats.row_bytes import row_bytes
 from ..errors import GIB, KIB, MIB, ByteSize, SizeOrAuto, check_fields, require_at_least, require_at_most
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of

@@ -17,9 +17,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.curves import coverage_points, top_shares
-from ...stats.ranking.ranking import levels_by_count
-from ...stats.traffic import AccessRates, EpochUses, mean_unique_rows
+from ...stats.curves import AccessRates, EpochUses, coverage_points, mean_unique_rows, top_shares
+from ...stats.ranking import levels_by_count
 from ..errors import GIB, MIB, ConfigError
 from ..folders.disk import is_discarded
 from ..folders.manifest import FileEntry, Manifest

@@ -20,8 +20,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.drift import (
+from ...stats.log_parts import (
     MAX_PARTS,
+    NUM_BINS,
+    ValueSummary,
     count_bits,
     count_common,
     count_rows,
@@ -31,7 +33,6 @@ from ...stats.drift import (
     marks_dtype,
     mean_by_age,
 )
-from ...stats.value_summary import NUM_BINS, ValueSummary
 from ..errors import ConfigError
 from ..folders.disk import is_discarded
 from ..folders.manifest import FileEntry, Manifest

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...stats.ranking.row_bytes import row_bytes
 from ...stats.replication import (
     Network,
     RowUses,
@@ -20,6 +19,7 @@ from ...stats.replication import (
     pooled_traffic,
     traffic_of,
 )
+from ...stats.row_bytes import row_bytes
 from ..folders.manifest import Manifest
 from ..folders.totals import ShardSettings, ShardsTotals
 

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from ..batch_rows import find_distinct
 from ..kernel import kernel
-from ..ranking.row_bytes import share_slots
+from ..row_bytes import share_slots
 from .kernel import hold_steps, move_steps, plan_steps
 from .policies import (
     AREA_RECORD,

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotset.stats.curves import AccessRates, EpochUses
 from hotset.stats.lookahead.planner import MOST_PREFETCH
 from hotset.stats.step_times import (
     Budget,
@@ -25,7 +26,6 @@ from hotset.stats.step_times import (
     where_more_stops_paying,
     worthwhile_codec,
 )
-from hotset.stats.traffic import AccessRates, EpochUses
 
 HUFFMAN = (10.0, 60.0, 40.0)
 VECTOR_LZ = (40.0, 45.0, 290.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import HotsetError
-from hotset.stats.ranking.row_bytes import OPTIMIZERS, row_bytes
+from hotset.stats.row_bytes import OPTIMIZERS, row_bytes
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train import device

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.preprocess import preprocess
 from hotset.pipeline.settings import LastBatch
-from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.stats.shuffle import epoch_order
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import (

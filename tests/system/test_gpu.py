@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hotset.nn
-from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import FIELDS, STAGING, STATELESS, TIGHT, assert_equal_bits, trained

@@ -18,7 +18,7 @@ from numba.core.dispatcher import Dispatcher
 from hotset.pipeline.errors import ByteSize
 from hotset.stats import compile_notice
 from hotset.stats.kernel import kernel
-from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.build import build_trainer

@@ -54,8 +54,8 @@ from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema import LABEL, check_name, label_column, nearest
 from ...pipeline.settings import LastBatch
 from ...stats.batch_rows import first_stray_lookup
-from ...stats.ranking.ranking import tag_hot_samples
-from ...stats.ranking.row_bytes import row_bytes
+from ...stats.ranking import tag_hot_samples
+from ...stats.row_bytes import row_bytes
 from ...stats.shuffle import tag_cold_bags
 from .batch import Batch, EmbeddingTable, Lookups, LookupsOfBatch, join, join_lookups, with_histories
 from .shard_file import Columns, ShardFile

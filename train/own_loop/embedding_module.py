@@ -34,7 +34,7 @@ from ...pipeline.errors import MIB, ConfigError, require_at_least
 from ...pipeline.folders.totals import by_feature
 from ...pipeline.schema.schema import nearest
 from ...pipeline.settings import Bytes, Real, Whole, refuse_unknown
-from ...stats.ranking.row_bytes import state_width
+from ...stats.row_bytes import state_width
 from ..build import build_tools
 from ..build_embeddings import attach_movers, build_embeddings, idle_settings, resolve, warn_of_idle
 from ..config import EmbeddingOptimizer, PlacementName, TrainConfig

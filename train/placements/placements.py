@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ByteSize
-from ...stats.ranking.row_bytes import row_bytes, share_slots
+from ...stats.row_bytes import row_bytes, share_slots
 from ..config import TrainConfig
 from ..data.batch import EmbeddingTable, IdReader
 from ..data.shards import Shards

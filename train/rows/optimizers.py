@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.ranking.row_bytes import OPTIMIZERS, row_bytes, state_width
+from ...stats.row_bytes import OPTIMIZERS, row_bytes, state_width
 from . import kernels
 
 ADAGRAD_EPS = 1e-10

@@ -19,7 +19,7 @@ import torch
 
 from ...pipeline.errors import ByteSize
 from ...pipeline.folders.manifest import MANIFEST, hash_file
-from ...stats.ranking.row_bytes import OPTIMIZERS
+from ...stats.row_bytes import OPTIMIZERS
 from ...stats.shuffle import epoch_order
 from ...train.build import build_trainer
 from ...train.build_embeddings import open_device_api

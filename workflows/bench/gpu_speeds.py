@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import ByteSize
 from ...pipeline.runtime.memory import available_bytes
 from ...pipeline.runtime.tasks import num_workers
-from ...stats.ranking.row_bytes import row_bytes
+from ...stats.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
 from ...train.build import MOST_READERS, build_trainer
 from ...train.config import PlacementName, TrainConfig

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ...stats.ranking.row_bytes import row_bytes
+from ...stats.row_bytes import row_bytes
 from ...train.build import build_trainer
 from ...train.build_embeddings import open_device, open_device_api
 from ...train.build_model import build_model

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB, ByteSize, ConfigError, parse_byte_size
 from ...pipeline.runtime.limits import numbers_in
 from ...pipeline.runtime.tasks import num_workers
-from ...stats.ranking.row_bytes import row_bytes
+from ...stats.row_bytes import row_bytes
 from ...train.build import build_trainer
 from ...train.build_embeddings import set_threads
 from ...train.config import TrainConfig

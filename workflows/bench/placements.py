@@ -38,7 +38,7 @@ from ...stats.lookahead.step_plans import (
     Window,
     next_uses_backward,
 )
-from ...stats.ranking.row_bytes import row_bytes
+from ...stats.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
 from ...train.config import PlacementName, TrainConfig
 from ...train.data.batch import IdReader

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from ...pipeline.schema.schema_file import schema_named
-from ...stats.ranking.row_bytes import row_bytes
+from ...stats.row_bytes import row_bytes
 
 if TYPE_CHECKING:
     from ...pipeline.preprocess import PreprocessConfig

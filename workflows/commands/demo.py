@@ -25,7 +25,7 @@ from ...pipeline.runtime.tasks import Resources
 from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.statistics.frequencies import QUICK, frequency_statistics
 from ...stats.compile_notice import working_clock
-from ...stats.ranking.row_bytes import row_bytes
+from ...stats.row_bytes import row_bytes
 from ...train.config import TrainConfig
 from ..command_list import STAGE_INTERRUPTED, JsonCommand
 from ..compile_ahead import LOG, PREPROCESSING, ROW_TRANSFERS, TRAINING_STEPS, compiling_ahead

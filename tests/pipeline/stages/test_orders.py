@@ -29,8 +29,8 @@ from hotset.pipeline.stages.rank import RankConfig, rank
 from hotset.pipeline.stages.row_order import HotOrder, RankedTable, read_tables
 from hotset.pipeline.stages.split import SplitConfig, split
 from hotset.pipeline.verify import verify
-from hotset.stats.ranking.peeling import Incidence, entry_order
-from hotset.stats.ranking.ranking import ProfiledTable, draw_samples, estimate_bytes
+from hotset.stats.peeling import Incidence, entry_order
+from hotset.stats.ranking import ProfiledTable, draw_samples, estimate_bytes
 from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, tree_of
 from hotset.tests.support.logs.criteo_text import draw_samples as draw_log
 from hotset.tests.support.naive.naive_peel import Samples, naive_peel
@@ -342,8 +342,8 @@ def test_rows_are_profiled_in_the_order_of_first_appearance(
 ) -> None:
     """Held against the same estimate from the ids of the log; tables are tiny, and so are chunks here."""
     monkeypatch.setattr("hotset.pipeline.stages.orders.LARGE_TABLE_BYTES", 500)
-    monkeypatch.setattr("hotset.stats.ranking.ranking.CHUNK_ROWS", 3)
-    monkeypatch.setattr("hotset.stats.ranking.ranking.NUM_CHUNKS", 4)
+    monkeypatch.setattr("hotset.stats.ranking.CHUNK_ROWS", 3)
+    monkeypatch.setattr("hotset.stats.ranking.NUM_CHUNKS", 4)
     config = fae_config("fae-paper")
     run_to("encode", tmp_path, log, replace(config, rank=replace(config.rank, min_count=1)))
     vocabulary = Manifest.read(tmp_path / "vocabulary")

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import pytest
 
-from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.tests.support.gpu.kernel_code import inexact_operations, narrow_accesses, races_of
 from hotset.train.gpu.twins import DenseOptimizerName
 

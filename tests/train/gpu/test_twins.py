@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.batch_rows import LONG_LOOKUPS
-from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.tests.support.gpu.device_batches import DrawnBatch, Kernels, draw_ids, is_guarded, poisoned
 from hotset.train.dense import kernels as dense_kernels
 from hotset.train.gpu import twins

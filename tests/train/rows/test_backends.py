@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
-from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.train.rows import backends as row_backends
 from hotset.train.rows.backends import (

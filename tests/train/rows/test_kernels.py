@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.stats.id_tables import mix64_pair
-from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.tests.support.compiled import compiled_only
 from hotset.train.rows.kernels import (
     BLOCK_SAMPLES,

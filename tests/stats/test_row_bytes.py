@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hotset.stats.ranking.row_bytes import OPTIMIZERS, row_bytes, state_width
+from hotset.stats.row_bytes import OPTIMIZERS, row_bytes, state_width
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernel import inlined_kernel, kernel
-from ..simd import prefetch
+from .kernel import inlined_kernel, kernel
+from .simd import prefetch
 
 BYTES_PER_LOOKUP = 12
 BYTES_PER_ROW = 80

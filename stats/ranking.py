@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..counting import CategoryCounter
-from ..id_tables import mix64_pair
-from ..kernel import kernel, read_only
+from .counting import CategoryCounter
+from .id_tables import mix64_pair
+from .kernel import kernel, read_only
 
 _NO_NULLS = read_only(np.zeros(0, np.uint8))
 _CHUNK = 1 << 18

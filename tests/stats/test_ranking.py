@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.stats.ranking.ranking import (
+from hotset.stats.ranking import (
     _QUANTILE,
     CHUNK_ROWS,
     MAX_BUDGETS,

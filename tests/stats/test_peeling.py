@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from hotset.stats import peeling
 from hotset.stats.kernel import read_only
-from hotset.stats.ranking import peeling
-from hotset.stats.ranking.peeling import append_samples, entry_order, hot_samples_of_prefixes, list_rows, peel
+from hotset.stats.peeling import append_samples, entry_order, hot_samples_of_prefixes, list_rows, peel
 from hotset.tests.support.naive.naive_peel import Samples, naive_entries, naive_peel
 
 

@@ -1,1 +1,0 @@
-"""Orders of rows, and the hot rows under a budget."""
