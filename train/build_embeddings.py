@@ -356,7 +356,7 @@ def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainCon
 
 
 TORCHREC_OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad")
-"""Optimizers of rows that replicated rows and TorchRec's sharded ones follow alike."""
+"""Optimizers that replicated rows and TorchRec's sharded ones follow alike; on GPUs there is Adam, too."""
 _OWN_SETTINGS = (
     "placement",
     "staging_bytes",
@@ -393,12 +393,11 @@ def _resolve_torchrec(shards: Shards, config: TrainConfig, num_ranks: int) -> Tr
                 hint=f"leave {option} out, or leave --engine out",
             )
     optimizer = config.row_optimizer(shards.embedding_optimizer)
-    if optimizer not in TORCHREC_OPTIMIZERS:
-        why = "TorchRec has none"
-        if optimizer == "adam":
-            why = "FBGEMM's, for GPUs alone, corrects by the steps of the run, and hotset's by those of a row"
+    is_for_gpus = optimizer == "adam" and config.device.startswith("cuda")
+    if optimizer not in TORCHREC_OPTIMIZERS and not is_for_gpus:
+        why = "FBGEMM's is for GPUs alone" if optimizer == "adam" else "TorchRec has none"
         raise ConfigError(
-            f"--engine torchrec does not train rows with {optimizer} on any device: {why}",
+            f"--engine torchrec does not train rows with {optimizer} on {config.device}: {why}",
             hint="give --embedding-optimizer sgd, adagrad or rowwise-adagrad",
         )
     refused = {

@@ -35,7 +35,8 @@ def train_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
     embeddings, meter = trainer.embeddings, trainer.meter
     num_planned = num_planned_steps(trainer.config, trainer.shards)
     with closing(embeddings.transfers), closing(read_ahead(trainer)) as steps:
-        if trainer.ranks.num_ranks > 1 and isinstance(steps, BackgroundIterator):
+        is_asked_ahead = trainer.ranks.num_ranks > 1 or trainer.num_agreed > 1
+        if is_asked_ahead and isinstance(steps, BackgroundIterator):
             trainer.ahead = steps
         for step in steps:
             meter.enter("hot_only" if step.batch.is_hot_only else "mixed")

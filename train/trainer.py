@@ -81,7 +81,7 @@ class Trainer:
     whole_losses: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Adds the losses of all ranks, where each knows only those of its samples; every rank calls it."""
     ahead: BackgroundIterator[PlannedStep] | None = None
-    """The steps after the current one, where another thread reads them for one of several ranks."""
+    """The steps after the current one, where another thread reads them and a step looks that far."""
 
     def step_losses(self) -> torch.Tensor:
         """Return the loss sum of each of `losses`, of all ranks, once it is computed."""

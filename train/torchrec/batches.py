@@ -178,6 +178,8 @@ class GroupLookups:
     """By what the sum of each bag is divided, float32: its whole length, or 1; None: nothing is averaged."""
     cold_tables: tuple[str, ...] = ()
     """Names of the tables with sharded rows."""
+    used_hot_U: torch.Tensor | None = None
+    """Distinct rows of the replicated matrix that any rank looks up, int64, ascending; None: nobody asked."""
 
     @property
     def keyed_jagged(self) -> Any:
@@ -314,7 +316,14 @@ class RankBatches:
 
 
 def rank_batch(
-    batch: Batch, rows: ReplicatedRows, rank: int, world_size: int, number: int = 0, step: int = 0
+    batch: Batch,
+    rows: ReplicatedRows,
+    rank: int,
+    world_size: int,
+    number: int = 0,
+    step: int = 0,
+    *,
+    has_used: bool = False,
 ) -> RankBatch:
     """Return a rank's part of a whole batch, whose ids are known to be in their tables.
 
@@ -325,6 +334,7 @@ def rank_batch(
         world_size: number of ranks.
         number: training batch of the shards.
         step: position of the batch in the run's order.
+        has_used: whether to find the replicated rows that any rank looks up.
     """
     own = batch.cut(*part_of_rank(batch.num_samples, rank, world_size))
     lookups = _sample_lookups(own)
@@ -332,6 +342,9 @@ def rank_batch(
         _divide(lookups, group, tables) for group, tables in zip(rows.groups, rows.divided, strict=True)
     )
     is_hot_only = all(not group.cold_ids_C.numel() for group in groups)
+    if has_used:
+        used = used_rows(batch, rows)
+        groups = tuple(replace(group, used_hot_U=own_U) for group, own_U in zip(groups, used, strict=True))
     # The samples of other ranks matter only where this one has no cold lookup.
     if is_hot_only and world_size > 1:
         is_hot_only = not rows.has_cold(batch)
@@ -346,6 +359,22 @@ def rank_batch(
         groups=groups,
         of_samples={name: _as_tensor(values) for name, values in own.of_samples.items()},
     )
+
+
+def used_rows(batch: Batch, rows: ReplicatedRows) -> list[torch.Tensor]:
+    """Return the distinct replicated rows of a whole batch, (U,) of each embedding dimension, ascending."""
+    lookups = [ids_N for _, ids_N, _ in batch.features(rows.tables)]
+    of_feature = for_features(rows.tables, range(len(rows.tables)))
+    found = []
+    for group in rows.groups:
+        first_of = dict(zip(group.tables, group.first_hot_T, strict=True))
+        is_used_R = np.zeros(group.num_hot, np.bool_)
+        for feature in group.features:
+            table = of_feature[feature]
+            ids_N = lookups[feature]
+            is_used_R[ids_N[ids_N < rows.num_replicated[table]] + np.int64(first_of[table])] = True
+        found.append(torch.from_numpy(np.flatnonzero(is_used_R)))
+    return found
 
 
 def _sample_lookups(batch: Batch) -> SampleLookups:

@@ -108,7 +108,7 @@ class TorchRecCheckpoints(RunCheckpoints):
             for state in (False, True)
         )
         num_rows = self._trainer.shards.tables[table].num_rows
-        return [HeldPart(0, 0, num_rows, 0, dim, weights_ND, state_NW)]
+        return [HeldPart(0, 0, num_rows, 0, dim, weights_ND, (state_NW,))]
 
     def _write_rows(
         self, parts: Sequence[Sequence[HeldPart]], tensors: Mapping[str, torch.Tensor]

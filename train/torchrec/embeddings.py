@@ -8,7 +8,8 @@ so exchanges nothing for it.
 
 Both parts follow one rule: rows that a step does not look up take no step. TorchRec's collections do so by
 themselves, with an optimizer that runs in the backward pass. Replicated rows have `ReplicatedOptimizer`,
-which leaves a row without a gradient as it is.
+which leaves a row without a gradient as it is. With Adam a gradient of zero is a step, too, and so batches
+name the rows that any rank looks up.
 
 Shapes: B samples, F features and T tables of one embedding dimension D, P = F * B bags, R rows, W floats of a
 row's state.
@@ -17,7 +18,7 @@ row's state.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ from torch.nn.functional import embedding_bag
 
 from ...pipeline.errors import MissingExtraError
 from ..build_embeddings import TORCHREC_OPTIMIZERS
-from ..rows.optimizers import RowOptimizer
+from ..rows.optimizers import RowOptimizer, step_with_torch
 from .batches import GroupLookups, RankBatch, ReplicatedRows
 
 # TorchRec logs by functions that would give the root logger a handler of their own.
@@ -134,16 +135,17 @@ def _pool(
 class ReplicatedOptimizer:
     """Steps the replicated rows of a model once their gradients are averaged.
 
-    The whole matrix takes the step, as its gradient crosses as a whole; a row without a gradient keeps its
-    weights and state to the bit, by each of these optimizers.
+    But for Adam the whole matrix takes the step, as its gradient crosses as a whole: a row without a gradient
+    keeps its weights and state to the bit. Adam steps the rows that any rank looked up, by hotset's own rule,
+    which corrects for bias by the steps of a row.
 
     Args:
         hot: `HotColdEmbeddings.hot`.
-        optimizer: SGD, Adagrad or row-wise Adagrad without decay.
+        optimizer: SGD, Adagrad, row-wise Adagrad or Adam without decay.
     """
 
     def __init__(self, hot: Mapping[str, nn.Parameter], optimizer: RowOptimizer) -> None:
-        assert optimizer.name in TORCHREC_OPTIMIZERS and not optimizer.decay
+        assert optimizer.name in (*TORCHREC_OPTIMIZERS, "adam") and not optimizer.decay
         self._optimizer = optimizer
         self._hot = dict(hot)
         self.states = {
@@ -153,10 +155,17 @@ class ReplicatedOptimizer:
             for dim, rows in hot.items()
         }
         """(R, W) of each embedding dimension."""
+        self._numbers: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Adam's step rates at a learning rate of 1 and its root scales, on each device."""
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Take a step at this learning rate."""
+    def step(self, rate: float, groups: Sequence[GroupLookups] = ()) -> None:
+        """Take a step at this learning rate.
+
+        Args:
+            groups: lookups of the step, which name the rows that Adam steps.
+        """
+        used = {str(group.embedding_dim): group.used_hot_U for group in groups}
         for dim, rows in self._hot.items():
             grad = rows.grad
             # A user's module may leave out all tables of a dimension.
@@ -166,11 +175,27 @@ class ReplicatedOptimizer:
                 rows.sub_(grad, alpha=rate)
                 continue
             state = self.states[dim]
+            if self._optimizer.name == "adam":
+                used_U = used[dim]
+                assert used_U is not None, "the batch names its rows"
+                self._step_by_adam(rows, state, used_U, grad, rate)
+                continue
             squares = grad * grad
             if self._optimizer.name == "rowwise-adagrad":
                 squares = squares.mean(dim=1, keepdim=True)
             state.add_(squares)
             rows.sub_(grad / (state.sqrt() + self._optimizer.eps), alpha=rate)
+
+    def _step_by_adam(
+        self, rows: torch.Tensor, state: torch.Tensor, used_U: torch.Tensor, grad: torch.Tensor, rate: float
+    ) -> None:
+        if rows.device not in self._numbers:
+            numbers = self._optimizer.step_rates(1.0), self._optimizer.root_scales
+            rates_T, roots_T = (torch.from_numpy(each).to(rows.device) for each in numbers)
+            self._numbers[rows.device] = rates_T, roots_T
+        rates_T, roots_T = self._numbers[rows.device]
+        grad_UD = grad.index_select(0, used_U)
+        step_with_torch(self._optimizer, rows, state, used_U, grad_UD, rates_T * rate, roots_T)
 
     def zero_grad(self) -> None:
         """Forget the gradients of the last step."""

@@ -42,7 +42,7 @@ from ..model.layers import DenseModel, drawing
 from ..model.shapes import ModelInputs
 from ..placements.step_source import StepSource
 from ..ranks.ranks import Ranks, TorchRanks, check_equal_settings
-from ..rows.optimizers import RowOptimizer
+from ..rows.optimizers import ADAM_BETAS, RowOptimizer
 from ..step import DenseUpdate, Stopping
 from ..threads import WorkThreads
 from ..trainer import Trainer
@@ -50,7 +50,7 @@ from .batches import RankBatch, ReplicatedRows, rank_batch
 from .embeddings import HotColdEmbeddings, ReplicatedOptimizer
 from .rank_rows import RankRows
 from .sharding import choose_num_replicated, codecs_of, count_uses, plan_sharding
-from .steps import STEPS_AGREED_ON, StepOptimizers, TorchRecSteps
+from .steps import StepOptimizers, TorchRecSteps, pipeline_class
 
 if TYPE_CHECKING:
     from ...stats.replication import Network, RowUses
@@ -156,6 +156,7 @@ def build_torchrec_trainer(
         uses,
         codecs=codecs,
         cache_bytes=config.staging_bytes,
+        is_prefetched=pipeline_class(is_prefetched=True) is not None,
         # A user's module may leave layers out.
         has_unused=isinstance(dense, UserModel),
     )
@@ -173,7 +174,7 @@ def build_torchrec_trainer(
     stopping = Stopping(config.recipe)
     optimizers = StepOptimizers(model, hot, dense_optimizers, update)
     steps = TorchRecSteps(model, optimizers, ranks, device, shards.batch_size, partial(_is_last, config))
-    embeddings.before_evaluation = steps.pause
+    embeddings.before_reading = steps.pause
     trainer = Trainer(
         config,
         shards,
@@ -182,7 +183,7 @@ def build_torchrec_trainer(
         embeddings,
         # FAE's rule for rows, but not its order of batches.
         build_order(shards, replace(config, placement="all-fast"), order, predictor, start),
-        _build_step_source(shards, rows, embeddings, ranks, device),
+        _build_step_source(shards, rows, embeddings, ranks, device, has_used=optimizer.name == "adam"),
         steps,
         build_rates(shards, config, stopping),
         stopping,
@@ -191,7 +192,7 @@ def build_torchrec_trainer(
         WorkThreads(num_threads(config.threads)),
         ranks=ranks,
         resumables={"stopping": stopping},
-        num_agreed=STEPS_AGREED_ON,
+        num_agreed=steps.num_agreed,
         whole_losses=steps.whole_losses,
     )
     steps.peek = trainer.peek
@@ -261,12 +262,19 @@ def _build_predictor(
 
 
 def _build_step_source(
-    shards: Shards, rows: ReplicatedRows, embeddings: RankRows, ranks: Ranks, device: torch.device
+    shards: Shards,
+    rows: ReplicatedRows,
+    embeddings: RankRows,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    has_used: bool,
 ) -> StepSource:
     """Build the source of a rank's steps, which the trainer reads ahead in a thread."""
 
     def read(number: int) -> Any:
-        own = rank_batch(shards.training_batch(number), rows, ranks.rank, ranks.num_ranks, number)
+        batch = shards.training_batch(number)
+        own = rank_batch(batch, rows, ranks.rank, ranks.num_ranks, number, has_used=has_used)
         return own.pin_memory() if device.type == "cuda" else own
 
     return StepSource(embeddings, read, lambda number: False)
@@ -283,6 +291,7 @@ def shard(
     eps: float | None = None,
     codecs: Any = None,
     cache_bytes: int | None = None,
+    is_prefetched: bool = False,
     has_unused: bool | None = None,
     constraints: Mapping[str, Any] | None = None,
     plan: Any = None,
@@ -296,6 +305,7 @@ def shard(
         eps: of Adagrad; None: that of ``optimizer``.
         codecs: TorchRec's, of what the sharded tables exchange; None: it crosses as it is.
         cache_bytes: memory of a GPU for sharded rows; None: what there is.
+        is_prefetched: whether a pipeline fetches the rows of the next step into the caches.
         has_unused: whether a step may leave out parameters that are not sharded; None: each step leaves out
             the same ones.
         constraints: of tables, see `plan_sharding`.
@@ -304,21 +314,11 @@ def shard(
     Returns:
         A ``DistributedModelParallel``.
     """
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
     from torchrec.distributed.types import ShardingPlan
 
-    kinds = {
-        "sgd": EmbOptimType.EXACT_SGD,
-        "adagrad": EmbOptimType.EXACT_ADAGRAD,
-        "rowwise-adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    }
-    settings = {
-        "optimizer": kinds[optimizer.name],
-        "learning_rate": optimizer.lr,
-        "eps": optimizer.eps if eps is None else eps,
-    }
+    settings = _settings_of(optimizer, optimizer.eps if eps is None else eps)
     sharders: Any = [EmbeddingCollectionSharder(fused_params=settings, qcomm_codecs_registry=codecs)]
     with quiet():
         if plan is None and any(group.cold_tables for group in rows.groups):
@@ -331,6 +331,7 @@ def shard(
                 device=device,
                 optimizer=optimizer.name,
                 cache_bytes=cache_bytes,
+                is_prefetched=is_prefetched,
                 constraints=constraints,
             )
         wrapper = DefaultDataParallelWrapper(
@@ -343,6 +344,27 @@ def shard(
             sharders=sharders,
             data_parallel_wrapper=wrapper,
         )
+
+
+def _settings_of(optimizer: RowOptimizer, eps: float) -> dict[str, Any]:
+    """Return what FBGEMM is told of the optimizer of sharded rows, for TorchRec to rewrite."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+    kinds = {
+        "sgd": EmbOptimType.EXACT_SGD,
+        "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        "rowwise-adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        "adam": EmbOptimType.ADAM,
+    }
+    settings = {"optimizer": kinds[optimizer.name], "learning_rate": optimizer.lr, "eps": eps}
+    if optimizer.name == "adam":
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import UserEnabledConfigDefinition
+
+        # By default it corrects for bias by the steps of the run. FBGEMM warns that it is not tuned.
+        by_row = UserEnabledConfigDefinition(use_rowwise_bias_correction=True)
+        settings |= {"beta1": ADAM_BETAS[0], "beta2": ADAM_BETAS[1], "extra_optimizer_config": by_row}
+        warnings.filterwarnings("ignore", message=r"[\s\S]*optimizer 'adam' is marked as")
+    return settings
 
 
 @contextmanager

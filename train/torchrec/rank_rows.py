@@ -33,6 +33,13 @@ from .embeddings import HotColdEmbeddings, ReplicatedOptimizer, table_name
 
 _SLICE_BYTES = 64 * MIB
 """Bytes of a table that are gathered at a time."""
+_STATES: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "adagrad": ("momentum1",),
+    "rowwise-adagrad": ("momentum1",),
+    "adam": ("momentum1", "exp_avg_sq", "row_counter"),
+}
+"""What TorchRec calls the states of rows, in the order in which hotset's own optimizers keep them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +54,26 @@ class HeldPart:
     num_columns: int
     weights_ND: torch.Tensor | None
     """What is trained, no copy; None at other ranks."""
-    state_NW: torch.Tensor | None
+    states: tuple[torch.Tensor, ...]
+    """What the state of a row consists of, one after the other, no copies; nothing at other ranks."""
 
     def rows(self, first: int, stop: int, *, state: bool) -> torch.Tensor:
         """Return those of its rows whose ids are in a range."""
-        tensor = self.state_NW if state else self.weights_ND
-        assert tensor is not None, "another rank has them"
-        return tensor[max(first - self.first_id, 0) : max(stop - self.first_id, 0)]
+        own = slice(max(first - self.first_id, 0), max(stop - self.first_id, 0))
+        if state:
+            return torch.cat([each[own] for each in self.states], dim=1)
+        assert self.weights_ND is not None, "another rank has them"
+        return self.weights_ND[own]
 
-    def columns(self, width: int, dim: int) -> slice:
+    def columns(self, width: int, dim: int) -> slice | NDArray[np.int64]:
         """Return its columns among those of weights or states of a table with rows of ``dim`` floats."""
-        # A state of one number a row belongs to whole rows.
-        return (
-            slice(self.first_column, self.first_column + self.num_columns) if width == dim else slice(width)
-        )
+        if self.num_columns == dim:
+            return slice(width)
+        # Of each state it has the numbers of its columns. One number a row, which may come last, is of all
+        # parts.
+        every = np.arange(width)
+        place = every % dim - self.first_column
+        return every[(every >= width // dim * dim) | (place >= 0) & (place < self.num_columns)]
 
     def num_rows_in(self, first: int, stop: int) -> int:
         """Return how many of its ids are in a range."""
@@ -92,7 +105,7 @@ class RankRows(Embeddings):
         self._optimizer = optimizer
         self._ranks = ranks
         self._device = device
-        self.before_evaluation: Callable[[], None] = lambda: None
+        self.before_reading: Callable[[], None] = lambda: None
         """Called before the sharded tables are read outside a step."""
 
     @property
@@ -106,6 +119,7 @@ class RankRows(Embeddings):
     @torch.no_grad()
     def parts(self) -> list[list[HeldPart]]:
         """Return the parts of each table, those of all ranks, in the order of their first rows."""
+        self.before_reading()
         # Asked anew each time: rows in a cache are written back where TorchRec is asked for its state.
         state = self._model.state_dict()
         of_optimizer = self._model.fused_optimizer.state_dict()["state"]
@@ -118,8 +132,8 @@ class RankRows(Embeddings):
                 if num_hot:
                     own = slice(first, first + num_hot)
                     weights_ND = module.hot[dim].data[own]
-                    state_NW = self._hot.states[dim][own]
-                    found[table].append(HeldPart(0, 0, num_hot, 0, group.embedding_dim, weights_ND, state_NW))
+                    states = (self._hot.states[dim][own],)
+                    found[table].append(HeldPart(0, 0, num_hot, 0, group.embedding_dim, weights_ND, states))
                 if num_hot < self._rows.tables[table].num_rows:
                     key = f"{name}cold.{dim}.embeddings.{table_name(table)}.weight"
                     found[table] += self._cold_parts(table, state[key], of_optimizer.get(key, {}))
@@ -127,22 +141,18 @@ class RankRows(Embeddings):
 
     def _cold_parts(self, table: int, weights: Any, states: Mapping[str, Any]) -> list[HeldPart]:
         """Return the shards of a table."""
-        width = self.state_width(table)
         own = {}
-        state_shards: Sequence[Any] = next(
-            (each.local_shards() for name, each in states.items() if "momentum1" in name), ()
-        )
+        by_name = {name.rsplit(".", 1)[-1]: each.local_shards() for name, each in states.items()}
         for number, shard in enumerate(weights.local_shards()):
             num_rows = shard.tensor.shape[0]
-            state_NW = torch.zeros(num_rows, 0, dtype=torch.float32, device=shard.tensor.device)
-            if width:
-                state_NW = state_shards[number].tensor.view(num_rows, -1)
-            own[tuple(shard.metadata.shard_offsets)] = (shard.tensor, state_NW)
+            kept = [by_name[name][number].tensor.view(num_rows, -1) for name in _STATES[self._optimizer.name]]
+            none = torch.zeros(num_rows, 0, dtype=torch.float32, device=shard.tensor.device)
+            own[tuple(shard.metadata.shard_offsets)] = (shard.tensor, tuple(kept or [none]))
         parts = []
         for each in weights.metadata().shards_metadata:
             offsets = tuple(each.shard_offsets)
             first_id = self._rows.num_replicated[table] + offsets[0]
-            held = own.get(offsets, (None, None))
+            held = own.get(offsets, (None, ()))
             num_rows, num_columns = each.shard_sizes
             parts.append(HeldPart(each.placement.rank(), first_id, num_rows, offsets[1], num_columns, *held))
         return sorted(parts, key=lambda part: (part.first_id, part.first_column))
@@ -180,7 +190,7 @@ class RankRows(Embeddings):
         read_lookups: Callable[[int], LookupsOfBatch] | None = None,
     ) -> Iterator[PlannedStep]:
         """Return this rank's evaluation steps, one of W; those beyond the last batch are empty."""
-        self.before_evaluation()
+        self.before_reading()
         # One batch for each rank at a time: all take part in each step, as any may need their rows.
         for first in islice(numbers, 0, None, self._ranks.num_ranks):
             number = first + self._ranks.rank
@@ -246,7 +256,7 @@ class RankRows(Embeddings):
         data = torch.cat([torch.empty(0, dtype=torch.float32, device="cpu"), *own])
         columns = [part.columns(width, dim) for part in parts]
         counts = [
-            part.num_rows_in(first, stop) * (each.stop - (each.start or 0))
+            part.num_rows_in(first, stop) * np.arange(width)[each].size
             for part, each in zip(parts, columns, strict=True)
         ]
         num_bytes = [0] * self._ranks.num_ranks
@@ -308,11 +318,13 @@ def initial_rows(seed: int, number: int, table: EmbeddingTable, first: int, stop
 
 def _set_rows(part: HeldPart, given: RowsPart, dim: int) -> None:
     """Set the rows of a part that are among those of its table."""
-    if part.weights_ND is None or part.state_NW is None:
+    if part.weights_ND is None:
         return
     places_N: NDArray[np.int64] = given.ids_N.astype(np.int64) - part.first_id
     is_here_N = (places_N >= 0) & (places_N < part.num_rows)
     places = torch.from_numpy(places_N[is_here_N]).to(part.weights_ND.device)
-    for target, values_ND in ((part.weights_ND, given.weights_ND), (part.state_NW, given.state_NW)):
+    for targets, values_ND in (((part.weights_ND,), given.weights_ND), (part.states, given.state_NW)):
         values = torch.from_numpy(values_ND[is_here_N][:, part.columns(values_ND.shape[1], dim)])
-        target[places] = values.to(target.device)
+        of_targets = torch.split(values, [target.shape[1] for target in targets], dim=1)
+        for target, of_target in zip(targets, of_targets, strict=True):
+            target[places] = of_target.to(target.device)

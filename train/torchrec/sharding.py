@@ -104,6 +104,7 @@ def plan_sharding(
     device: torch.device,
     optimizer: str,
     cache_bytes: int | None = None,
+    is_prefetched: bool = False,
     constraints: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return TorchRec's plan for the collections of a model.
@@ -118,6 +119,8 @@ def plan_sharding(
         optimizer: of rows.
         cache_bytes: memory of each GPU for sharded rows with their state; None: three quarters of what is
             free. Not used on CPUs.
+        is_prefetched: whether a pipeline fetches the rows of the next step into the caches, which keep those
+            of both.
         constraints: ``ParameterConstraints`` of some tables of collections by name, which replace ours.
 
     Raises:
@@ -129,7 +132,14 @@ def plan_sharding(
     total, room = _memory_of(device)
     room = room if cache_bytes is None else cache_bytes
     own = constraints_of(
-        model, shards, num_replicated, uses, device=device, optimizer=optimizer, cache_bytes=room
+        model,
+        shards,
+        num_replicated,
+        uses,
+        device=device,
+        optimizer=optimizer,
+        cache_bytes=room,
+        is_prefetched=is_prefetched,
     )
     topology = Topology(world_size=uses.num_ranks, compute_device=device.type, hbm_cap=total)
     planner = EmbeddingShardingPlanner(
@@ -153,6 +163,7 @@ def constraints_of(
     device: torch.device,
     optimizer: str,
     cache_bytes: int,
+    is_prefetched: bool = False,
 ) -> dict[str, Any]:
     """Return ``ParameterConstraints`` of the tables of a model's collections, by name.
 
@@ -187,14 +198,15 @@ def constraints_of(
         distinct = float(own.sum(dtype=np.int64)) / max(1, uses.num_ranks * uses.num_steps)
         is_cached = num_cached < own.size
         statistics = use_statistics(own, uses.num_ranks, uses.num_steps)
-        params = CacheParams(load_factor=num_cached / own.size, stats=statistics) if is_cached else None
+        load_factor = num_cached / own.size
+        params = CacheParams(load_factor=load_factor, stats=statistics, prefetch_pipeline=is_prefetched)
         found[config.name] = ParameterConstraints(
             sharding_types=types,
             compute_kernels=["fused_uvm_caching" if is_cached else "fused"],
             pooling_factors=[distinct],
             num_poolings=[1.0],
             batch_sizes=[1],
-            cache_params=params,
+            cache_params=params if is_cached else None,
         )
     return found
 

@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields, replace
@@ -35,8 +35,9 @@ from hotset.workflows.bench.harness import free_port
 
 Case = dict[str, Any]
 """``shards``, ``out``, ``config``; and perhaps ``num_replicated``, ``fault``, ``init_from``, ``speeds``;
-``every``, the steps between checkpoints; ``is_plain``, for a TorchRec whose pipeline cannot stop; and
-``dies_after``, the step after which the last rank dies."""
+``every``, the steps between checkpoints; ``is_plain``, for a TorchRec whose pipeline cannot stop;
+``dies_after``, the step after which the last rank dies; ``made_up``, for tables of GPUs that are made up, and
+``is_cached`` if their rows are behind a cache."""
 
 
 class RankPool:
@@ -169,6 +170,25 @@ FAULTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@contextlib.contextmanager
+def _tables(case: Case) -> Iterator[None]:
+    """Let a case have its tables; note what is left of prefetches at its end."""
+    if not case.get("made_up"):
+        yield
+        return
+    from .made_up_fbgemm import MadeUpTables, made_up_tables
+
+    with made_up_tables(is_cached=case.get("is_cached", False)):
+        yield
+    made = MadeUpTables.made
+    facts = {
+        "num_prefetched": sum(each.num_prefetched for each in made),
+        "num_locked": sum(int(each.lxu_cache_locking_counter.count_nonzero()) for each in made),
+    }
+    if os.environ["RANK"] == "0":
+        Path(f"{case['out']}.tables.json").write_text(json.dumps(facts))
+
+
 def _train(case: Case) -> None:
     """Make one run of this rank."""
     from hotset.train.torchrec import engine, steps
@@ -219,7 +239,8 @@ def _train(case: Case) -> None:
         )
         config = replace(settings_of(case["config"]), engine="torchrec")
         sys.modules.update(STUB)
-        run.train(Path(case["shards"]), config, Path(case["out"]), options)
+        with _tables(case):
+            run.train(Path(case["shards"]), config, Path(case["out"]), options)
     finally:
         own.choose_num_replicated, own.rank_batch, own.TorchRecSteps.train = original
         steps.EXCHANGES = exchanges

@@ -103,6 +103,19 @@ def test_every_lookup_is_in_the_part_of_its_rank(shards: Shards, world_size: int
                 assert lists_of(group, rows, own_rows) == wanted_lists(own, rows, own_rows)
 
 
+def test_all_ranks_know_the_replicated_rows_that_any_of_them_looks_up(shards: Shards) -> None:
+    rows = replicated(shards)
+    batch = shards.training_batch(shards.num_training_batches - 1)
+    parts = [rank_batch(batch, rows, rank, 3, has_used=True) for rank in range(3)]
+    for groups in zip(*(part.groups for part in parts), strict=True):
+        wanted = torch.unique(torch.cat([group.hot_ids_N for group in groups]))
+        assert len(wanted) and all(torch.equal(group.used_hot_U, wanted) for group in groups)
+        assert any(len(torch.unique(group.hot_ids_N)) < len(wanted) for group in groups)
+    moved = parts[0].to(torch.device("meta")).groups[0].used_hot_U
+    assert moved is not None and moved.is_meta
+    assert rank_batch(batch, rows, 0, 3).groups[0].used_hot_U is None
+
+
 def test_means_divide_by_the_whole_list(shards: Shards) -> None:
     rows = replicated(shards)
     batch = shards.training_batch(shards.num_training_batches - 1)

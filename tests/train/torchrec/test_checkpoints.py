@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.tests.support.processes.torchrec_ranks import Case, RankPool, losses_of, settings_of
+from hotset.tests.support.processes.torchrec_ranks import FAULTS, Case, RankPool, losses_of, settings_of
 from hotset.tests.support.real_torchrec import needs_torchrec
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
@@ -20,6 +20,8 @@ from hotset.train import run
 from hotset.train.checkpoints.files import newest_whole
 from hotset.train.config import CheckpointSettings
 from hotset.train.ranks.ranks import Ranks
+from hotset.train.run_folder.files import STATES
+from hotset.train.run_folder.weights import open_weights
 from hotset.train.verify_run import verify_run
 
 SPEC = ShardSpec(
@@ -64,9 +66,9 @@ def case_of(folder: Path, out: str, **more: Any) -> Case:
     return case | {"num_replicated": SPEC.num_hot} | more
 
 
-def train(folder: Path, out: str, init_from: Path | None = None) -> None:
+def train(folder: Path, out: str, init_from: Path | None = None, **more: Any) -> None:
     """Train with hotset's own engine."""
-    config = settings_of(SETTINGS | {"placement": "all-fast"})
+    config = settings_of(SETTINGS | {"placement": "all-fast"} | more)
     off = CheckpointSettings(checkpoint_every="off")
     run.train(folder / "shards", config, folder / out, run.RunOptions(checkpoints=off, init_from=init_from))
 
@@ -107,6 +109,39 @@ def test_a_run_that_lost_a_rank_is_resumed(folder: Path, rank_pool: RankPool) ->
     assert_equal_losses(folder / "from-finished", folder / "own-started")
     train(folder, "from-checkpoint", folder / "unfinished-copy")
     assert losses_of(folder / "from-checkpoint")[0] < losses_of(folder / "hotset")[0]
+
+
+@needs_torchrec
+@pytest.mark.slow
+def test_adam_goes_on_with_its_averages_and_the_steps_of_rows(folder: Path, rank_pool: RankPool) -> None:
+    adam: dict[str, Any] = {"embedding_optimizer": "adam", "embedding_lr": 0.02, "keep_best": False}
+
+    def adam_case(out: str, **more: Any) -> Case:
+        # Tables that are made up: FBGEMM's are for GPUs.
+        return case_of(folder, out, config=SETTINGS | adam, made_up=True) | more
+
+    assert rank_pool.run(2, [adam_case("adam")]) == ["", ""]
+    (unread,) = (name for name in FAULTS if "cannot read" in name)
+    assert "ShardError" in rank_pool.run(2, [adam_case("adam-broken", fault=unread)])[1]
+    shutil.copytree(folder / "adam-broken", folder / "adam-copy")
+    assert rank_pool.run(2, [adam_case("adam-broken")]) == ["", ""]
+    assert losses_of(folder / "adam-broken") == losses_of(folder / "adam")
+    assert weights_of(folder / "adam-broken") == weights_of(folder / "adam")
+    train(folder, "adam-hotset", **adam)
+    assert_equal_losses(folder / "adam", folder / "adam-hotset")
+    copied = adam_case("adam-copy", num_replicated=[0, 3, 900])
+    started = adam_case("adam-started", init_from=folder / "adam-hotset")
+    assert rank_pool.run(3, [copied, started]) == [""] * 3
+    assert_equal_losses(folder / "adam-copy", folder / "adam")
+    train(folder, "adam-own-started", folder / "adam", **adam)
+    assert_equal_losses(folder / "adam-started", folder / "adam-own-started")
+    # Each row has taken as many steps as with hotset's own optimizer.
+    found, wanted = (open_weights(folder / name / STATES) for name in ("adam", "adam-hotset"))
+    for name in ("C1", "C2", "C3"):
+        states, own = (each[name].numpy() for each in (found, wanted))
+        np.testing.assert_array_equal(states[:, -1], own[:, -1])
+        np.testing.assert_allclose(states, own, atol=1e-6)
+        assert own[:, -1].max() > 5
 
 
 def test_texts_of_all_ranks_are_gathered() -> None:

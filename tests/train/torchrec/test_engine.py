@@ -12,13 +12,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 import hotset.nn
-from hotset.pipeline.errors import ConfigError, MissingExtraError
+from hotset.pipeline.errors import ByteSize, ConfigError, MissingExtraError
 from hotset.tests.support.processes.made_up_tensorboard import written
 from hotset.tests.support.processes.torchrec_ranks import FAULTS, Case, RankPool, losses_of, settings_of
 from hotset.tests.support.real_torchrec import needs_torchrec, torchrec_or_skip
@@ -29,6 +30,7 @@ from hotset.train.build_embeddings import resolve
 from hotset.train.build_model import UserModel
 from hotset.train.config import CheckpointSettings
 from hotset.train.data.shards import Shards
+from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.run_folder.weights import open_weights
 from hotset.workflows.bench import ranks
 from hotset.workflows.bench.examples import engines
@@ -64,6 +66,7 @@ LOGS = {
 }
 SGD = {"embedding_optimizer": "sgd", "embedding_lr": 1.0, "dense_optimizer": "sgd"}
 ADAGRAD = {"embedding_optimizer": "adagrad", "dense_optimizer": "adam", "dense_dtype": "fp32"}
+ADAM = {"embedding_optimizer": "adam", "embedding_lr": 0.001, "dense_optimizer": "sgd"}
 ROWWISE = {"embedding_optimizer": "rowwise-adagrad", "dense_optimizer": "adagrad"}
 RUNS: dict[str, tuple[str, dict[str, Any], float]] = {
     "sgd": ("one-hot", SGD, 1e-5),
@@ -74,6 +77,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], float]] = {
         1e-5,
     ),
     "lists by rows": ("lists", ROWWISE | {"model": f"{__name__}:Net", "clip_gradient": 0.01}, 1e-4),
+    "adam": ("one-hot", ADAM, 1e-4),
     "rates": ("one-hot", ADAGRAD | {"lr_schedule": "cosine", "warmup_steps": 5, "final_lr": 0.1}, 1e-4),
 }
 """Log, settings, and the largest difference of the first 20 losses."""
@@ -131,7 +135,8 @@ def case_of(folder: Path, name: str, split: str, num_ranks: int, **more: Any) ->
         "replicated": [table.num_rows for table in shards.tables],
     }
     out = folder / f"{name}-{split}-{num_ranks}-{more.get('fault', '')}"
-    return {"shards": folder / log, "out": out, "config": settings, "num_replicated": counts[split]} | more
+    case = {"shards": folder / log, "out": out, "config": settings, "num_replicated": counts[split]}
+    return case | {"made_up": settings["embedding_optimizer"] == "adam"} | more
 
 
 def check_equal(own: Path, found: Path, most: float) -> None:
@@ -153,6 +158,8 @@ def test_runs_equal_those_of_hotset(folder: Path, rank_pool: RankPool, num_ranks
     names = [("sgd", "sharded"), ("lists by rows", "split")]
     if num_ranks == 2:
         names = [(name, "split") for name in RUNS] + [("sgd", "sharded"), ("lists by sgd", "replicated")]
+    if num_ranks == 3:
+        names += [("adam", "replicated")]
     cases = [case_of(folder, name, split, num_ranks) for name, split in names]
     assert rank_pool.run(num_ranks, cases) == [""] * num_ranks
     for (name, _), case in zip(names, cases, strict=True):
@@ -225,6 +232,34 @@ def test_the_run_folder_is_an_ordinary_one(
     assert json.loads((tmp_path / "run/summary.json").read_text())["placement"] == "torchrec"
 
 
+@needs_torchrec
+@pytest.mark.slow
+def test_prefetching_into_caches_changes_no_bit(tmp_path: Path, rank_pool: RankPool) -> None:
+    """The pipeline of TorchRec for GPUs, whose streams and tables are made up here."""
+    spec = replace(LOGS["lists"], num_hot_only=192, num_mixed=770, num_evaluation=200)
+    shards = write_shards(tmp_path / "shards", spec)
+    num_replicated = [table.num_hot for table in Shards.open(shards).tables]
+    config = ADAM | {"pooling": "mean", "evaluate_every": 7, "max_steps": 15}
+    cached: Case = {"shards": shards, "num_replicated": num_replicated, "config": config, "every": 4}
+    cached |= {"made_up": True, "is_cached": True}
+    clocked = cached | {"config": config | {"evaluate_every": "0.0001s"}}
+    cases = {"plain": cached | {"is_plain": True}, "prefetched": cached, "clocked": clocked}
+    for num_ranks, names in ((2, cases), (1, ("plain", "prefetched"))):
+        outs = {name: tmp_path / f"{name}-{num_ranks}" for name in names}
+        errors = rank_pool.run(num_ranks, [cases[name] | {"out": out} for name, out in outs.items()])
+        assert errors == [""] * num_ranks
+        for name, out in outs.items():
+            assert losses_of(out) == losses_of(outs["plain"])
+            weights = [each / "weights.safetensors" for each in (out, outs["plain"])]
+            assert weights[0].read_bytes() == weights[1].read_bytes()
+            facts = json.loads(Path(f"{out}.tables.json").read_text())
+            assert (facts["num_prefetched"] > 0) == (name != "plain") and not facts["num_locked"], facts
+        seen = json.loads(Path(f"{outs['prefetched']}.seen.json").read_text())
+        assert max(num_left for *_, num_left in seen) == 2 and any(is_hot_only for is_hot_only, *_ in seen)
+        # Nothing is on its way in hot-only steps, nor where an evaluation comes.
+        assert not any(left for step, (is_hot, _, left) in enumerate(seen, 1) if is_hot or step % 7 == 0)
+
+
 @pytest.fixture(scope="module")
 def lists(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     return Shards.open(write_shards(tmp_path_factory.mktemp("lists") / "shards", LOGS["lists"]))
@@ -273,13 +308,125 @@ def test_a_run_without_torchrec_is_refused_before_it_begins(
     assert not (tmp_path / "run").exists()
 
 
-def test_adam_of_rows_is_refused_with_the_reason(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", LOGS["lists"]))
-    for device in ("cpu", "cuda"):
-        settings = {"engine": "torchrec", "embedding_optimizer": "adam", "device": device}
-        with pytest.raises(ConfigError, match=r"adam on any device: .* steps of the run") as raised:
-            resolve(shards, settings_of(settings), 2)
-        assert raised.value.hint == "give --embedding-optimizer sgd, adagrad or rowwise-adagrad"
+def test_adam_of_rows_is_for_gpus(lists: Shards) -> None:
+    settings = {"engine": "torchrec", "embedding_optimizer": "adam"}
+    with pytest.raises(ConfigError, match=r"rows with adam on cpu: FBGEMM's is for GPUs alone") as raised:
+        resolve(lists, settings_of(settings), 2)
+    assert raised.value.hint == "give --embedding-optimizer sgd, adagrad or rowwise-adagrad"
+    # Without a GPU the device is what is missing.
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="CUDA"):
+            resolve(lists, settings_of(settings | {"device": "cuda"}), 2)
+
+
+@needs_torchrec
+@pytest.mark.slow
+def test_fbgemm_takes_adam_that_counts_the_steps_of_a_row() -> None:
+    """On the device without memory: the kernels run on GPUs alone."""
+    torchrec_or_skip()
+    from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+
+    from hotset.train.torchrec.engine import _settings_of
+    from hotset.train.torchrec.rank_rows import _STATES
+
+    optimizer = RowOptimizer("adam", 0.25)
+    specs = [(rows, 4, EmbeddingLocation.DEVICE, fbgemm.ComputeDevice.CUDA) for rows in (10, 1)]
+    tables = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
+        specs, device=torch.device("meta"), **_settings_of(optimizer, optimizer.eps)
+    )
+    given = tables.optimizer_args
+    assert (given.beta1, given.beta2, given.eps) == (0.9, 0.999, optimizer.eps) and not given.weight_decay
+    # TorchRec calls the first state momentum1, whatever FBGEMM does.
+    first, *others = tables.get_optimizer_state()[0].items()
+    assert [name for name, _ in others] == list(_STATES["adam"][1:])
+    assert [each.shape for _, each in (first, *others)] == [(10, 4), (10, 4), (10,)]
+
+
+@needs_torchrec
+@pytest.mark.slow
+def test_replicated_rows_take_the_steps_of_fbgemms_adam() -> None:
+    torchrec_or_skip()
+    from hotset.tests.support.processes.made_up_fbgemm import ADAM as BETAS
+    from hotset.tests.support.processes.made_up_fbgemm import adam_of_rows
+    from hotset.train.torchrec.batches import GroupLookups
+    from hotset.train.torchrec.embeddings import ReplicatedOptimizer
+
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.nn.Parameter(torch.randn(7, 3, generator=rng))
+    found = ReplicatedOptimizer({"3": rows}, RowOptimizer("adam", 0.25))
+    wanted = [rows.detach().double(), torch.zeros(7, 3), torch.zeros(7, 3), torch.zeros(7)]
+    nothing = torch.empty(0, dtype=torch.int64)
+    for step, rate in enumerate([0.25, 0.25, 0.125, 0.25]):
+        # The last row is never looked up. Small gradients show where eps is; that of a row may be zero.
+        used = torch.tensor([[0, 1, 5], [1, 2], [], [1, 3, 4, 5]][step], dtype=torch.int64)
+        grad = torch.zeros(7, 3)
+        grad[used] = torch.randn(len(used), 3, generator=rng) * torch.tensor([1.0, 1e-8, 0.0])
+        rows.grad, before = grad.clone(), rows.detach().clone()
+        group = GroupLookups(3, nothing, nothing, nothing, nothing, nothing, nothing, used_hot_U=used)
+        found.step(rate, [group])
+        stepped = adam_of_rows([each[used] for each in wanted], grad[used], lr=rate, eps=1e-8, **BETAS)
+        wanted = [each.double().index_copy(0, used, own) for each, own in zip(wanted, stepped, strict=True)]
+        states = torch.cat([*wanted[1:3], wanted[3].unsqueeze(1)], dim=1)
+        torch.testing.assert_close(rows.detach().double(), wanted[0], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(found.states["3"].double(), states, rtol=1e-6, atol=1e-30)
+        others = [row for row in range(7) if row not in used]
+        assert torch.equal(rows.detach()[others], before[others])
+
+
+def compare_divisions(folder: Path, device: str) -> None:
+    """Train with Adam in one process, however rows are divided, and compare with hotset's own engine."""
+    shards = write_shards(folder / "shards", LOGS["one-hot"])
+    off = run.RunOptions(checkpoints=CheckpointSettings(checkpoint_every="off"))
+    adam = ADAM | {"device": device, "dense_dtype": "fp32"}
+    run.train(shards, settings_of(adam | {"placement": "all-fast"}), folder / "hotset", off)
+    tables = Shards.open(shards).tables
+    every, hot = [table.num_rows for table in tables], [table.num_hot for table in tables]
+    divisions: dict[str, tuple[list[int], dict[str, Any]]] = {
+        "replicated": (every, {}),
+        "sharded": ([0] * len(tables), {}),
+        "split": (hot, {}),
+        # A third of the sharded rows on the device.
+        "cached": (hot, {} if device == "cpu" else {"staging_bytes": ByteSize(40_000)}),
+    }
+    for name, (num_replicated, more) in divisions.items():
+        config = settings_of(adam | more | {"engine": "torchrec"})
+        with patch(
+            "hotset.train.torchrec.engine.choose_num_replicated", lambda *_, n=num_replicated: tuple(n)
+        ):
+            run.train(shards, config, folder / name, off)
+        check_equal(folder / "hotset", folder / name, 1e-4)
+
+
+@needs_torchrec
+@pytest.mark.gpu
+def test_adam_of_rows_on_a_gpu(tmp_path: Path) -> None:
+    """Replicated, sharded and cached rows take the steps of hotset's own engine. It was never run yet."""
+    torchrec_or_skip()
+    compare_divisions(tmp_path, "cuda")
+
+
+@needs_torchrec
+@pytest.mark.slow
+def test_a_part_of_the_columns_has_its_part_of_the_state() -> None:
+    torchrec_or_skip()
+    from hotset.train.rows.embeddings import RowsPart
+    from hotset.train.torchrec.rank_rows import HeldPart, _set_rows
+
+    given = np.arange(2 * 9, dtype=np.float32).reshape(2, 9)
+    weights = np.arange(2 * 4, dtype=np.float32).reshape(2, 4)
+    rows = RowsPart(np.zeros(2, np.int32), np.array([6, 5], np.int32), weights, given)
+    kept = (torch.zeros(3, 3), torch.zeros(3, 3), torch.zeros(3, 1))
+    part = HeldPart(0, 4, 3, 1, 3, torch.zeros(3, 3), kept)
+    _set_rows(part, rows, 4)
+    state = part.rows(5, 7, state=True).numpy()
+    # Both averages of its columns, and the count of steps.
+    np.testing.assert_array_equal(state, given[::-1, [1, 2, 3, 5, 6, 7, 8]])
+    np.testing.assert_array_equal(part.rows(5, 7, state=False), weights[::-1, 1:])
+    assert not kept[0][0].any()
+    whole = np.zeros((2, 9), np.float32)
+    whole[:, part.columns(9, 4)] = state
+    assert whole[0].tolist() == [0, 10, 11, 12, 0, 14, 15, 16, 17]
 
 
 def test_batch_normalization_needs_one_rank() -> None:

@@ -137,7 +137,7 @@ def test_replicated_rows_fit_in_the_hot_bytes(shards: Shards) -> None:
 
 @needs_torchrec
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad", "adam"])
 def test_every_table_is_planned_and_none_is_copied(shards: Shards, num_ranks: int, optimizer: str) -> None:
     tables = plan_of(shards, CPU, optimizer, num_ranks)
     assert set(tables) == {"table_1", "table_2"}
@@ -190,6 +190,9 @@ def test_rows_that_do_not_fit_on_gpus_are_cached(shards: Shards) -> None:
     )
     # Both ranks together hold that many rows.
     assert held * row == pytest.approx(2 * cache_bytes, rel=0.01)
+    prefetched = plan_of(shards, CUDA, "adagrad", cache_bytes=cache_bytes, is_prefetched=True)
+    for plan, is_prefetched in ((tables, False), (prefetched, True)):
+        assert bool(plan["table_2"].cache_params.prefetch_pipeline) == is_prefetched
     everything = plan_of(shards, CUDA, "adagrad", cache_bytes=3000 * row)
     assert {each.compute_kernel for each in everything.values()} == {"fused"}
 
