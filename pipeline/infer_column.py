@@ -13,8 +13,7 @@ import pyarrow as pa
 from .errors import ConfigError
 from .infer_times import InferredTimes, infer_times, texts_of
 from .raw.column_values import Values, is_list, is_text, plain, read_column
-from .raw.text_fields import BAD, GOOD, MISSING, Spans
-from .raw.text_lists import ListForm, ListSpans
+from .raw.text_fields import BAD, GOOD, MISSING, ListForm, ListSpans, Spans
 from .raw.times import is_temporal
 from .schema.schema import check_name, key_of
 from .schema.schema_file import toml_of

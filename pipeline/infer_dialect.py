@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from .errors import MIB, InputError, format_byte_size
 from .infer_times import texts_of
 from .raw.criteo_kernel import PADDING_BYTES
-from .raw.csv_parts import refuse_returns
+from .raw.csv_parts import NO_COLUMNS, WHOLE, dialect_of, find_records, refuse_returns
 from .raw.part import UTF_8, PlainBlock, iterate_blocks
 from .raw.raw_file import RawFile
-from .raw.records import NO_COLUMNS, WHOLE, dialect_of, find_records
 from .raw.text_fields import Spans
 from .schema.schema import Schema
 

@@ -21,17 +21,16 @@ from .infer_column import MIN_ROWS_TO_JUDGE, InferredColumn, infer_column
 from .infer_dialect import Sample, Split, count_titles, find_dialect, read_sample, split_text
 from .infer_label import InferredLabel, follows_label, infer_label, is_positive, names_a_label
 from .infer_times import are_times, spans_of, texts_of
-from .raw.arrow_parts import open_rows
 from .raw.column_values import checked, plain, read_values
-from .raw.criteo import tells_label
+from .raw.columnar_parts import DAMAGE, damaged_parquet, open_parquet, open_rows
 from .raw.json_parts import first_rows
 from .raw.log_files import example_file
-from .raw.parquet_parts import DAMAGE, damaged_parquet, open_parquet
 from .raw.part import UTF_8, iterate_blocks, without_mark
 from .raw.raw_file import RawFile
 from .raw.recognise import recognise
 from .raw.tabular import MISSING_WORDS
 from .raw.text_fields import BAD, GOOD, Spans
+from .raw.text_parts import tells_label
 from .schema.schema import Schema
 from .schema.schema_file import schema_named, toml_of, write_schema
 from .schema.schema_keys import entry_of, keys_of, read_keys

@@ -24,8 +24,7 @@ from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
 from .formats.arrow_files import DAMAGE, open_mapped
 from .formats.batch_checksums import CHECKSUMS, are_merged_in, checksums_of_file
 from .preprocess import CONFIGS, FOLDERS, ID_MAP, check_free_disk, later_stage
-from .raw.log_files import inspect_logs, is_of_group
-from .raw.same_log import checksum_of_log
+from .raw.log_files import checksum_of_log, inspect_logs, is_of_group
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
 from .stages.ingest import IngestConfig, ingest
 from .stages.other_vocabulary import adopt, map_ids

@@ -25,15 +25,16 @@ from .text_fields import (
     BAD,
     GOOD,
     MISSING,
+    ListSpans,
     Spans,
     array_of,
     distinct_texts,
+    elements_of,
     of_each,
     parse_decimals,
     parse_hex8,
     parse_integers,
 )
-from .text_lists import ListSpans, elements_of
 from .times import (
     TICKS,
     features_of,

@@ -9,7 +9,7 @@ that the compiler turns into vector instructions; their validity is one word.
 
 Bounds: the buffer must end with a newline and PADDING_BYTES zeros after its last byte. Fields begin after
 separators, so the look-ahead, 64 bytes at a separator and eight at a field, stays inside the padding. This
-module only finds whether a line is valid; `criteo` says what is wrong with it.
+module only finds whether a line is valid; `text_parts` says what is wrong with it.
 
 Functions of arrays are inlined, because each call would count references to its arrays. Arrays by line have
 an entry for each parsed line of the group: ``first_fields`` has the entry of ``after`` of its first field,

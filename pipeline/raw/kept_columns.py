@@ -69,7 +69,7 @@ def _open(
 
         return first_rows(file)[0].schema.names, partial(batches_of, file)
     if form in COLUMNAR:
-        from .arrow_parts import open_rows
+        from .columnar_parts import open_rows
 
         with open_rows(file, form) as rows:
             return rows.fields.names, partial(_batches, file, form)
@@ -88,7 +88,7 @@ def _named(batches: Iterable[Any], names: Sequence[str], constants: Mapping[str,
 
 
 def _batches(file: RawFile, form: str, names: Sequence[str]) -> Iterator[Any]:
-    from .arrow_parts import open_rows
+    from .columnar_parts import open_rows
 
     with open_rows(file, form) as rows:
         yield from rows.batches(names)

@@ -69,10 +69,10 @@ def open_parts(
 
         return JsonParts(file, number, schema, **settings, strict=strict)
     if form == "parquet":
-        from .parquet_parts import ParquetParts
+        from .columnar_parts import ParquetParts
 
         return ParquetParts(file, number, schema, **settings)
-    from .arrow_parts import ArrowParts
+    from .columnar_parts import ArrowParts
 
     return ArrowParts(file, number, schema, **settings, form=form)
 

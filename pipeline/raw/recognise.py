@@ -13,10 +13,9 @@ from ..errors import InputError
 from ..schema.known_logs import KNOWN_LOGS, KnownLog
 from ..schema.schema import Schema
 from ..schema.schema_file import schema_named
-from .csv_parts import SEPARATORS, Header, read_header
+from .csv_parts import SEPARATORS, Header, dialect_of, find_records, read_header
 from .part import Block, iterate_blocks
 from .raw_file import RawFile
-from .records import dialect_of, find_records
 from .tabular import parse_rows, rows_of_records
 
 _KNOWN_BYTES = 1 << 16

@@ -42,12 +42,11 @@ from .column_values import (
 )
 from .part import Block, Fault, Part, Rows, shown_bytes
 from .raw_file import RawFile
-from .text_fields import BAD, MISSING, Spans
-from .text_lists import ListForm, ListSpans
+from .text_fields import BAD, MISSING, ListForm, ListSpans, Spans
 from .times import is_temporal, shown_time
 
 if TYPE_CHECKING:  # what reads no CSV does not import it
-    from .records import Records
+    from .csv_parts import Records
 
 NO_CONSTANTS: Mapping[str, str] = {}
 _WANTED = {

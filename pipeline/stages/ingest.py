@@ -42,6 +42,9 @@ from ..folders.totals import ColumnsFacts, ColumnsTotals, RawLog
 from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
 from ..raw.log_files import (
+    REMEDY,
+    check_log,
+    checksum_of_log,
     examples_of,
     file_of,
     groups_of,
@@ -49,12 +52,12 @@ from ..raw.log_files import (
     inspect_logs,
     is_of_groups,
     names_of,
+    note_log,
     refuse_inside,
 )
 from ..raw.log_parts import COLUMNAR, JoinedFiles, as_read, check_columns, open_parts
 from ..raw.part import QUOTE, UTF_8, Fault, Part, RawParts, UnreadPart, UnreadParts, iterate_blocks
 from ..raw.raw_file import RawFile
-from ..raw.same_log import REMEDY, check_log, checksum_of_log, note_log
 from ..raw.times import shown_time
 from ..runtime.memory import workers_within
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_processes, run_tasks, silent
@@ -274,7 +277,7 @@ def ingest(
              elements: a missing list has one); ``*.texts.arrow`` next to them, see `columns`
 
     With ``extend``, columns of the first of these files are continued; only the files after them are parsed.
-    Logs that an earlier run has read are hashed again, unless ``trust_names``; see `same_log`. Without
+    Logs that an earlier run has read are hashed again, unless ``trust_names``; see `log_files`. Without
     ``joins``, each small file is a part, as earlier versions wrote them.
 
     Raises:

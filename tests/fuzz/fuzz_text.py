@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotset.pipeline.raw.criteo import MAX_FIELD_BYTES, classify_line
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, parse_lines
-from hotset.pipeline.raw.records import TRAILING, UNCLOSED, WHOLE, Dialect, split_records
+from hotset.pipeline.raw.csv_parts import TRAILING, UNCLOSED, WHOLE, Dialect, split_records
 from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, Spans, parse_hex8, parse_integers
+from hotset.pipeline.raw.text_parts import MAX_FIELD_BYTES, classify_line
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
 from hotset.tests.support.naive.naive_fields import Marks, naive_integer, naive_records
 from hotset.workflows.bench.harness import Facts, Options, main, new_parser

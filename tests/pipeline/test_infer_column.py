@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from hotset.pipeline.infer_column import InferredColumn, infer_column, infer_list
-from hotset.pipeline.raw.text_lists import ListForm
+from hotset.pipeline.raw.text_fields import ListForm
 from hotset.tests.support.logs.text_spans import spans_of
 
 NUM_ROWS = 600

@@ -35,9 +35,9 @@ from ...pipeline.export import NamedBatches, Split, check_log
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import ShardsTotals
 from ...pipeline.preprocess import FOLDERS, PreprocessConfig, StageReport, preprocess
-from ...pipeline.raw.criteo import parse_block
 from ...pipeline.raw.part import Block, PlainBlock, iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
+from ...pipeline.raw.text_parts import parse_block
 from ...pipeline.runtime.limits import numbers_in
 from ...pipeline.runtime.memory import default_memory_bytes
 from ...pipeline.runtime.tasks import Resources, num_workers, run_tasks

@@ -21,8 +21,7 @@ from hotset.pipeline.raw.column_values import (
     plain,
     read_column,
 )
-from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, Spans
-from hotset.pipeline.raw.text_lists import ListForm, ListSpans
+from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, ListForm, ListSpans, Spans
 from hotset.pipeline.schema.schema import Form
 from hotset.tests.support.logs.text_spans import spans_of
 

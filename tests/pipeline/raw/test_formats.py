@@ -1,6 +1,6 @@
 """All formats of the same rows give the same columns, and the bytes of a file decide which one it is.
 
-Tests `arrow_parts` and `json_parts`, too.
+Tests `columnar_parts` and `json_parts`, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import ColumnsTotals
 from hotset.pipeline.formats.arrow_files import write_batch
 from hotset.pipeline.infer_schema import propose_schema
-from hotset.pipeline.raw import arrow_parts
+from hotset.pipeline.raw import columnar_parts
 from hotset.pipeline.raw.json_parts import read_lines, types_of
 from hotset.pipeline.raw.log_files import inspect_logs, log_files
 from hotset.pipeline.raw.raw_file import RawFile
@@ -388,13 +388,13 @@ def test_batches_of_long_texts_are_cut(tmp_path: Path, monkeypatch: pytest.Monke
     with pa.ipc.new_file(tmp_path / "log", table.schema) as file:
         file.write_table(table)
     held: list[int] = []
-    join = arrow_parts._join
+    join = columnar_parts._join
 
     def joined(batches: list[Any]) -> Any:
         held.append(sum(batch.nbytes for batch in batches))
         return join(batches)
 
-    monkeypatch.setattr(arrow_parts, "_join", joined)
+    monkeypatch.setattr(columnar_parts, "_join", joined)
     schema = 'format = "arrow"\nlabel = "label"\ndense = []\n[sparse]\ntext = "text"\n'
     assert len(columns_of(tmp_path / "log", tmp_path / "columns", schema, block_bytes=20_000)["text"]) == 300
     assert len(held) > 15 and max(held) <= 20_000

@@ -1,4 +1,4 @@
-"""Tables in memory are read as logs are (`parquet_parts`); a column that is not of the schema is refused."""
+"""Tables in memory are read as logs are (`columnar_parts`); a column that is not of the schema is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from hotset.pipeline.errors import InputError
-from hotset.pipeline.raw.parquet_parts import TableParts
+from hotset.pipeline.raw.columnar_parts import TableParts
 from hotset.pipeline.schema.schema import Schema
 from hotset.pipeline.schema.schema_file import read_schema, schema_named
 

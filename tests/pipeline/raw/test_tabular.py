@@ -1,6 +1,6 @@
 """CSV and Parquet logs to columns, lists among them, against naive readers; what is refused and where.
 
-Tests `log_parts`, `part`, `parquet_parts` and `column_values`, too.
+Tests `log_parts`, `part`, `columnar_parts` and `column_values`, too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hotset.pipeline.errors import ByteSize, InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.folders.totals import ColumnsFacts
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
-from hotset.pipeline.raw import parquet_parts, tabular
+from hotset.pipeline.raw import columnar_parts, tabular
 from hotset.pipeline.raw.column_values import read_column
+from hotset.pipeline.raw.columnar_parts import ParquetParts
 from hotset.pipeline.raw.log_files import inspect_logs
-from hotset.pipeline.raw.parquet_parts import ParquetParts
 from hotset.pipeline.raw.part import Part, Rows
 from hotset.pipeline.raw.tabular import parse_rows, rows_of_batch
 from hotset.pipeline.runtime.tasks import Resources
@@ -541,7 +541,7 @@ def test_neighbouring_small_row_groups_make_one_part(
     tmp_path: Path, block_bytes: int, num_parts: int, most_decoded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their texts are numbered only where they would take too much memory."""
-    monkeypatch.setattr(parquet_parts, "_MOST_DECODED", most_decoded)
+    monkeypatch.setattr(columnar_parts, "_MOST_DECODED", most_decoded)
     wanted = small_groups(tmp_path / "log", 900, 3)
     config = IngestConfig(schema=SMALL_GROUPS, block_bytes=ByteSize(block_bytes))
     columns = ingest([tmp_path / "log"], config, tmp_path / "one", Resources(workers=1))
@@ -601,7 +601,7 @@ def test_a_row_group_of_different_long_texts_is_not_held_whole(
         held.append(pa.total_allocated_bytes())
         return parse_rows(rows, schema, **settings)
 
-    monkeypatch.setattr(parquet_parts, "parse_rows", parse)
+    monkeypatch.setattr(columnar_parts, "parse_rows", parse)
     config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'", block_bytes=ByteSize(1 << 20))
     before = pa.total_allocated_bytes()
     columns = ingest([tmp_path / "log"], config, tmp_path / "out", Resources(workers=1))
@@ -617,7 +617,7 @@ def test_texts_that_the_file_has_once_are_held_once(tmp_path: Path, monkeypatch:
         held.append(rows.cells["d"].nbytes)
         return parse_rows(rows, schema, **settings)
 
-    monkeypatch.setattr(parquet_parts, "parse_rows", parse)
+    monkeypatch.setattr(columnar_parts, "parse_rows", parse)
     config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'")
     made = ingest([tmp_path / "log"], config, tmp_path / "out")
     assert columns_in(made)["d"].count(None) == 1000 and len(set(columns_in(made)["d"])) == 3

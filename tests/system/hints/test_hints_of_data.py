@@ -494,12 +494,12 @@ def test_a_feature_is_renamed(shell: Shell) -> None:
         shell.works(*preprocess("log.csv", SCHEMA.replace('country = "text"', line)), "--redo", "ingest")
 
 
-@follows("pipeline/raw/parquet_parts.py::ParquetParts._part")
+@follows("pipeline/raw/columnar_parts.py::ParquetParts._part")
 def test_parts_that_another_version_cut_are_read_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     pa.parquet.write_table(pa.parquet.read_table("log.parquet"), "log.parquet", row_group_size=10)
     command = preprocess("log.parquet", SCHEMA.replace('"csv"', '"parquet"'))
     with monkeypatch.context() as patched:
-        patched.setattr("hotset.pipeline.raw.parquet_parts._FEW_GROUPS", 1000)
+        patched.setattr("hotset.pipeline.raw.columnar_parts._FEW_GROUPS", 1000)
         patched.setattr(ingest, "write_batch", interrupt_after(2, Killed))
         with pytest.raises(Killed):
             shell.run(*command, "--workers", "1")

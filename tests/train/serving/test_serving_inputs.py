@@ -16,7 +16,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import HotsetError
-from hotset.pipeline.raw.parquet_parts import TableParts
+from hotset.pipeline.raw.columnar_parts import TableParts
 from hotset.pipeline.schema.schema import Schema
 from hotset.pipeline.schema.schema_file import schema_of
 from hotset.tests.support.scored_runs import serving_inputs_of
