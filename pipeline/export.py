@@ -33,9 +33,16 @@ from .errors import ConfigError, ManifestError, ShardError
 from .folders.disk import new_folder, paths_in, write_errors_explained
 from .folders.manifest import FileEntry, Manifest
 from .folders.totals import ShardFacts, ShardSettings, ShardsTotals, by_feature, multi_hot
-from .formats.arrow_files import damage_named, fixed_lists, open_mapped, row_groups, values_of
+from .formats.arrow_files import (
+    damage_named,
+    fixed_lists,
+    is_there,
+    open_mapped,
+    row_groups,
+    type_of,
+    values_of,
+)
 from .formats.ids import PartIds
-from .formats.sample_columns import is_there, type_of
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
 from .schema.schema import GROUP, LABEL, WEIGHT
 from .stages.row_order import read_tables

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import MIB, InputError, format_byte_size
-from .infer_times import texts_of
+from .infer_column import texts_of
 from .raw.criteo_kernel import PADDING_BYTES
 from .raw.csv_parts import NO_COLUMNS, WHOLE, dialect_of, find_records, refuse_returns
 from .raw.part import UTF_8, PlainBlock, iterate_blocks

@@ -143,10 +143,10 @@ def stages_of(raw: Sequence[Path], config: PreprocessConfig, like: Path | None =
     stages += [later_stage(name, getattr(config, name)) for name in INPUTS]
     if like is None:
         return stages
-    from .stages.other_vocabulary import VERSION, AdoptConfig
+    from .stages.rank import VERSION_OF_ADOPT, AdoptConfig
 
     model = ({"name": "model", "fingerprint": Manifest.read(like / "vocabulary").fingerprint},)
-    adopt = Stage("rank", "adopt", VERSION, AdoptConfig(), ("columns",), model)
+    adopt = Stage("rank", "adopt", VERSION_OF_ADOPT, AdoptConfig(), ("columns",), model)
     return [adopt if stage.name == "rank" else stage for stage in stages if stage.name != "count"]
 
 
@@ -190,7 +190,7 @@ def preprocess(
         like: a folder whose vocabulary provides the ids; nothing is counted, all samples are for evaluation.
         extend: if ``out`` was made from the first of these logs, read only the logs after them, count what
             is new, rebuild later stages, and write the new id of each old row to ``id_map/``, see
-            `stages.other_vocabulary`. All other bytes are those of a run from scratch.
+            `stages.rank`. All other bytes are those of a run from scratch.
         trust_names: compare logs that were read before by names and sizes only, not by their content.
         on_removed: called with the folders that were removed because they were made from fewer logs.
 
@@ -231,7 +231,7 @@ def preprocess(
 
 
 def _adopt(columns: Manifest, like: Path, out: Path, resources: Resources) -> Manifest:
-    from .stages.other_vocabulary import adopt
+    from .stages.rank import adopt
 
     model_columns, model = (Manifest.read(like / name) for name in ("columns", "vocabulary"))
     return adopt(columns, model_columns, model, out / "vocabulary", resources)
@@ -239,7 +239,7 @@ def _adopt(columns: Manifest, like: Path, out: Path, resources: Resources) -> Ma
 
 def _map_old_ids(new: Manifest, out: Path, resources: Resources) -> None:
     """Map the ids of the vocabulary that an extension set aside, then remove it."""
-    from .stages.other_vocabulary import map_ids
+    from .stages.rank import map_ids
 
     old = Manifest.read(out / OLD_VOCABULARY)
     map_ids(old, new, out / ID_MAP, resources)

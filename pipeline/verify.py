@@ -27,7 +27,7 @@ from .preprocess import CONFIGS, FOLDERS, ID_MAP, check_free_disk, later_stage
 from .raw.log_files import checksum_of_log, inspect_logs, is_of_group
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
 from .stages.ingest import IngestConfig, ingest
-from .stages.other_vocabulary import adopt, map_ids
+from .stages.rank import adopt, map_ids
 
 _Build = Callable[[Path], Manifest]
 """Runs a stage again into a folder."""

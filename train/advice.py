@@ -26,9 +26,9 @@ from ..pipeline.errors import (
     hint_to_verify,
     require_at_least,
 )
+from ..pipeline.folders.disk import whole_file
 from ..pipeline.folders.manifest import JsonRecord, Manifest, RecordError
 from ..pipeline.folders.totals import ColumnsTotals, PlanSettings, PlanTotals, VocabularyTotals, by_feature
-from ..pipeline.folders.whole_file import whole_file
 from ..pipeline.runtime.tasks import DEFAULT_RESOURCES, Resources
 from ..pipeline.schema.schema import nearest
 from ..pipeline.stages.pack import PackConfig

@@ -27,8 +27,8 @@ from torch.utils.benchmark import Timer
 
 from .. import __version__
 from ..pipeline.errors import MIB, ByteSize, ConfigError, HotsetError
+from ..pipeline.folders.disk import check_target
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
-from ..pipeline.folders.whole_file import check_target
 from ..pipeline.runtime.tasks import num_workers
 from ..stats.row_bytes import row_bytes
 from ..train.advice import MachineSpeeds, flops_per_sample

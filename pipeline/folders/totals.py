@@ -598,13 +598,6 @@ class ShardSettings(StageSettings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextsFacts(JsonRecord):
-    """A file of texts."""
-
-    num_texts: int = stored_as("texts")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnsFacts(JsonRecord):
     """A part of columns/."""
 
@@ -658,16 +651,6 @@ class SamplesFacts(JsonRecord):
     """Lookups of each multi-hot table, in training and in evaluation samples."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TagsFacts(JsonRecord):
-    """A part of plan/."""
-
-    hot_train: int
-    """Fully hot training samples."""
-    hot_evaluation: int
-    """Fully hot evaluation samples."""
-
-
 ShardKind = Literal["hot_only", "mixed", "evaluation"]
 
 
@@ -689,15 +672,3 @@ class ShardFacts(JsonRecord):
         hot_only = self.hot_only_batches or ()
         if any(not 0 <= number < self.num_batches for number in hot_only):
             raise RecordError(f"{where}hot_only_batches is not among its {self.num_batches} batches")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IdMapFacts(JsonRecord):
-    """One table of an id map."""
-
-    num_kept: int
-    """Old rows that have a new id."""
-    kept_lookups: int
-    """Lookups of the new log in rows that are kept."""
-    new_lookups: int
-    """Lookups of the new log in all rows."""

@@ -16,31 +16,37 @@ A block is the bytes of 128 samples in one buffer: 128 values, or 128 offsets of
 lists; a bitmap of missing values is one block. The last block has the rest of the buffer, with the bytes up
 to the next one. A body begins after the header of its Arrow message, and has the buffers that are not empty,
 each padded to 8 bytes.
+
+Nothing of the file is trusted when it is read: the table is checked against the manifest when it is opened,
+and the record of a batch against the table and the schema when the batch is read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from ..folders.manifest import TABLE_FACT, FileEntry, HashedFile, JsonRecord
-from ..folders.totals import ShardsTotals, multi_hot, one_hot
+from ..errors import ShardError, hint_to_rewrite
+from ..folders.manifest import TABLE_FACT, FileEntry, HashedFile, JsonRecord, Manifest
+from ..folders.totals import ShardFacts, ShardSettings, ShardsTotals, multi_hot, one_hot
 from ..schema.schema import LABEL
-from .arrow_files import damage_named, map_file
-from .sample_columns import type_of
+from .arrow_files import damage_named, map_file, type_of
 
 if TYPE_CHECKING:
     from ..folders.output import Output
+
 
 CHECKSUMS = "checksums.bin"
 BLOCK_SAMPLES = 128
@@ -108,11 +114,6 @@ class BufferType(NamedTuple):
                 return num_bytes == (num_samples + 1) * self.width
             case "elements":
                 return num_bytes % self.width == 0
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block of values or offsets, but for the last one."""
-        return BLOCK_SAMPLES * self.width
 
 
 def shard_schema(
@@ -205,11 +206,8 @@ def block_bounds(
 def _equal_bounds(kind: BufferType, num_samples: int, num_bytes: int) -> tuple[int, ...]:
     """Return the bounds of blocks of equal bytes; nearly all batches have the same."""
     num_blocks = kind.num_blocks(num_samples, num_bytes)
-    starts = (number * kind.block_bytes for number in range(num_blocks))
+    starts = (number * BLOCK_SAMPLES * kind.width for number in range(num_blocks))
     return (*starts, padded(num_bytes)) if num_blocks else ()
-
-
-# Writing
 
 
 class FileChecksums:
@@ -246,9 +244,8 @@ class FileChecksums:
         record = np.array(lengths, "<u8").tobytes() + b"".join(checksums)
         num_bytes = sum(map(padded, lengths))
         checksum = xxhash.xxh3_128_digest(record)
-        self._rows.append(
-            (end - num_bytes, num_bytes, num_samples, len(lengths), self._num_record_bytes, checksum)
-        )
+        place = self._num_record_bytes
+        self._rows.append((end - num_bytes, num_bytes, num_samples, len(lengths), place, checksum))
         self._records.append(record)
         self._num_record_bytes += len(record)
 
@@ -316,14 +313,11 @@ def write_shard(path: Path, schema: Any, batches: Iterable[Any]) -> bytes:
             writer.write_batch(batch)
             found.add(batch, file.tell())
     # A version of Arrow that lays out bodies in another way would show in the first one.
-    is_as_laid_out = not found.starts or found.starts[0] == _first_body(path)
-    return found.to_bytes() if is_as_laid_out else checksums_of_file(path)
-
-
-def _first_body(path: Path) -> int:
-    """Return where the body of the first batch of a file begins."""
-    mapped = map_file(path)
-    return _body(pa.ipc.open_file(mapped).get_batch(0), mapped.address)[0]
+    if found.starts:
+        mapped = map_file(path)
+        if _body(pa.ipc.open_file(mapped).get_batch(0), mapped.address)[0] != found.starts[0]:
+            return checksums_of_file(path)
+    return found.to_bytes()
 
 
 def checksums_of_file(path: Path) -> bytes:
@@ -364,9 +358,8 @@ def merged_head(of_files: Iterable[bytes]) -> bytes:
         tables.append(table)
         num_bytes += int(np.frombuffer(each, HEADER, 1)[0]["num_bytes"]) - HEADER_BYTES - table.nbytes
     # Files of other columns are no folder: zeros are the checksum of none.
-    return _head(
-        np.concatenate(tables), num_bytes, columns.pop() if len(columns) == 1 else bytes(DIGEST_BYTES)
-    )
+    own = columns.pop() if len(columns) == 1 else bytes(DIGEST_BYTES)
+    return _head(np.concatenate(tables), num_bytes, own)
 
 
 def records_in(of_file: bytes) -> memoryview:
@@ -426,8 +419,7 @@ def are_of_file(found: bytes, num_samples: int, num_bytes: int) -> bool:
 
 def columns_in(header: bytes) -> bytes:
     """Return the checksum of the columns in a header."""
-    found: bytes = np.frombuffer(header, HEADER, 1)[0]["columns"].tobytes()
-    return found
+    return bytes(np.frombuffer(header, HEADER, 1)[0]["columns"].tobytes())
 
 
 def _table_in(of_file: bytes) -> NDArray[Any]:
@@ -483,3 +475,225 @@ def _noted(output: Output, name: str) -> bytes:
         found = checksums_of_file(output.folder / name)
         note_checksums(output, name, found)
     return found
+
+
+ShardFileEntry = tuple[FileEntry, ShardFacts]
+_LENGTH_BYTES = 8
+
+
+class DamagedBatchError(ShardError):
+    """Bytes of a batch that were read are not those that were sealed."""
+
+
+class StoredBuffer(NamedTuple):
+    """One buffer of a batch."""
+
+    type: BufferType
+    start: int
+    """Its position in the body of the batch."""
+    num_bytes: int
+    checksums: int
+    """Position of those of its blocks in the record of the batch."""
+    bounds: Sequence[int]
+    """Where its blocks begin in it, and its end with the padding; empty for elements, which offsets cut."""
+
+
+class BatchLayout:
+    """The buffers of a batch in its body, by column and kind.
+
+    Raises:
+        ValueError: a batch of so many samples has no such buffers.
+    """
+
+    def __init__(self, types: Sequence[BufferType], num_samples: int, lengths: Sequence[int]) -> None:
+        self.num_samples = num_samples
+        self.buffers: dict[tuple[str, BufferKind], StoredBuffer] = {}
+        start, place = 0, _LENGTH_BYTES * len(types)
+        for each, num_bytes in zip(types, lengths, strict=True):
+            if not each.fits(num_samples, num_bytes):
+                raise ValueError(f"{each.name} of {num_samples} samples has {num_bytes} bytes")
+            is_cut = each.kind == "elements"
+            bounds = () if is_cut else block_bounds(each, num_samples, num_bytes, None)
+            self.buffers[each.column, each.kind] = StoredBuffer(each, start, num_bytes, place, bounds)
+            start += padded(num_bytes)
+            place += DIGEST_BYTES * each.num_blocks(num_samples, num_bytes)
+        self.num_bytes = start
+        """Bytes of the body."""
+        self.record_bytes = place
+        """Bytes of the record, which has the bytes of the buffers and the checksums of their blocks."""
+        self.names = frozenset(each.column for each in types)
+
+    def range_of(self, names: Collection[str]) -> tuple[int, int]:
+        """Return the range of the body with the buffers of some columns."""
+        found = [each for each in self.buffers.values() if each.type.column in names]
+        return found[0].start, found[-1].start + padded(found[-1].num_bytes)
+
+
+class StoredBatch(NamedTuple):
+    """One batch in its file."""
+
+    path: Path
+    number: int
+    start: int
+    """Position of its body in the file."""
+    layout: BatchLayout
+    record: bytes
+
+    def check(
+        self, buffer: StoredBuffer, data: NDArray[np.uint8], bounds: Sequence[int], first_block: int = 0
+    ) -> None:
+        """Check some blocks of a buffer.
+
+        Args:
+            buffer: the buffer.
+            data: the bytes of the blocks.
+            bounds: where each of them begins in the buffer, and where the last one ends.
+            first_block: number of the first of them.
+
+        Raises:
+            DamagedBatchError: a block is not what was sealed.
+        """
+        first = bounds[0]
+        found = digests(data.data, [bound - first for bound in bounds])
+        place = buffer.checksums + first_block * DIGEST_BYTES
+        wanted = self.record[place : place + len(found)]
+        if found != wanted:
+            self._refuse(buffer, found, wanted, first_block)
+
+    def _refuse(self, buffer: StoredBuffer, found: bytes, wanted: bytes, first_block: int) -> NoReturn:
+        starts = range(0, len(found), DIGEST_BYTES)
+        pairs = [tuple(each[at : at + DIGEST_BYTES].hex() for each in (found, wanted)) for at in starts]
+        number, (is_now, was) = next(
+            (number, pair) for number, pair in enumerate(pairs, first_block) if pair[0] != pair[1]
+        )
+        # A bitmap is one block of all samples.
+        num_samples = self.layout.num_samples
+        first = number * BLOCK_SAMPLES
+        last = num_samples if buffer.type.kind == "bitmap" else min(first + BLOCK_SAMPLES, num_samples)
+        raise DamagedBatchError(
+            f"{self.path} is damaged: batch {self.number}, {buffer.type.name} of samples {first} to "
+            f"{last - 1}: the checksum is {is_now}, want {was}",
+            hint=hint_to_rewrite(self.path.parent),
+        )
+
+
+class StoredBatches:
+    """The batches of all files of shards.
+
+    Raises:
+        ShardError: the file of checksums is missing, damaged, or of other shards.
+    """
+
+    def __init__(self, shards: Manifest, entry: FileEntry, files: Sequence[ShardFileEntry]) -> None:
+        self._path = shards.checked_path(entry)
+        self._num_bytes = entry.num_bytes
+        self._shards = shards
+        totals = ShardsTotals.of(shards)
+        self._types = {is_tagged: types_of_shards(totals, is_tagged=is_tagged) for is_tagged in (False, True)}
+        self._layouts: dict[tuple[bool, int, bytes], BatchLayout] = {}
+        self._has_lists = any(each.kind == "elements" for each in self._types[False])
+        self._files = files
+        self._first_rows = np.cumsum([0, *(facts.num_batches for _, facts in files)])
+        batch_size = ShardSettings.of(shards).batch_size
+        self._most_record_bytes = max(
+            sum(_LENGTH_BYTES + DIGEST_BYTES * each.num_blocks(batch_size, 1) for each in types)
+            for types in self._types.values()
+        )
+        try:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise ShardError(f"{self._path} cannot be read: {error.strerror}") from error
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        try:
+            self._table = self._read_table(entry)
+        except (OSError, ValueError) as error:
+            raise self._damage(str(error)) from error
+
+    @classmethod
+    def open(cls, shards: Manifest, files: Sequence[ShardFileEntry]) -> StoredBatches | None:
+        """Open those of shards; None where shards have no checksums of batches, as older ones.
+
+        Args:
+            shards: the manifest.
+            files: its files of samples with their facts, in its order.
+        """
+        found = [entry for entry in shards.files if entry.is_checksums]
+        if len(found) > 1:
+            raise ShardError(f"{shards.folder} has {len(found)} files of checksums, want 1")
+        return cls(shards, found[0], files) if found else None
+
+    def batch(self, file: int, index: int) -> StoredBatch:
+        """Return where a batch is, and its checksums.
+
+        Raises:
+            ShardError: its checksums are damaged.
+        """
+        entry, facts = self._files[file]
+        row = self._table[self._first_rows[file] + index]
+        kind = facts.kind == "evaluation", int(row["num_samples"])
+        types = self._types[kind[0]]
+        position = int(row["record"])
+        try:
+            # A damaged manifest could ask for all memory.
+            most = min(self._most_record_bytes, self._num_bytes - position)
+            data = os.pread(self._descriptor, most, position)
+            # The layout follows from the bytes of the buffers; those without lists are few, and kept.
+            key = (*kind, data[: _LENGTH_BYTES * len(types)])
+            layout = self._layouts.get(key)
+            if layout is None:
+                layout = BatchLayout(types, kind[1], np.frombuffer(key[-1], "<u8").tolist())
+                if layout.num_bytes != row["num_bytes"]:
+                    raise ValueError(f"its buffers have {layout.num_bytes} bytes, want {row['num_bytes']}")
+            record = data[: layout.record_bytes]
+            if xxhash.xxh3_128_digest(record) != row["checksum"].tobytes():
+                raise ValueError("they have another checksum")
+        except (OSError, ValueError) as error:
+            raise self._damage(f"checksums of {entry.path}, batch {index}: {error}") from error
+        if not self._has_lists:
+            self._layouts[key] = layout
+        return StoredBatch(self._shards.folder / entry.path, index, int(row["start"]), layout, record)
+
+    def _read_table(self, entry: FileEntry) -> NDArray[Any]:
+        """Read the table and check it; raises ValueError where it is not that of these files."""
+        header = os.pread(self._descriptor, HEADER_BYTES, 0)
+        num_batches = check_header(header, entry.num_bytes)
+        if num_batches != self._first_rows[-1]:
+            raise ValueError(f"it is of {num_batches} batches, want {self._first_rows[-1]}")
+        rows = os.pread(self._descriptor, ROW.itemsize * num_batches, HEADER_BYTES)
+        found = checksum_of_table(header, rows)
+        if found != entry.facts[TABLE_FACT] or len(rows) != ROW.itemsize * num_batches:
+            raise ValueError(f"the checksum of its table is {found}, want {entry.facts[TABLE_FACT]}")
+        # Arrow's footers, which have the names, are not read.
+        if columns_in(header) != checksum_of_columns(self._types[False]):
+            raise ValueError("it is of other columns than the manifest's")
+        table = np.frombuffer(rows, ROW)
+        self._check_table(table, entry)
+        return table
+
+    def _check_table(self, table: NDArray[Any], own: FileEntry) -> None:
+        # Of each batch: its file, its number there, and the samples that the manifest gives it.
+        counts = np.diff(self._first_rows)
+        batch_size = ShardSettings.of(self._shards).batch_size
+        numbers = np.arange(len(table)) - np.repeat(self._first_rows[:-1], counts)
+        samples_of_files = np.array([entry.num_samples for entry, _ in self._files], np.int64)
+        left = np.repeat(samples_of_files, counts) - numbers * batch_size
+        bytes_of_files = np.repeat(np.array([entry.num_bytes for entry, _ in self._files], np.int64), counts)
+        is_tagged = np.array([facts.kind == "evaluation" for _, facts in self._files], np.bool_)
+        buffers = np.where(is_tagged, *(len(self._types[tagged]) for tagged in (True, False)))
+        # Sums of unsigned numbers wrap, so each number is compared before it is added to another.
+        starts, sizes, records = (table[name] for name in ("start", "num_bytes", "record"))
+        most = bytes_of_files.astype(np.uint64)
+        is_inside = (starts <= most) & (sizes <= most)
+        is_inside &= (starts + sizes <= most) & (starts % np.uint64(8) == 0) & (records < own.num_bytes)
+        is_right = is_inside & (left > 0) & (table["num_samples"] == np.minimum(left, batch_size))
+        is_right &= table["num_buffers"] == np.repeat(buffers, counts)
+        # Batches follow one another in their file.
+        ends = starts + sizes
+        is_right[1:] &= (numbers[1:] == 0) | (starts[1:] >= ends[:-1])
+        if not is_right.all():
+            wrong = int(np.flatnonzero(~is_right)[0])
+            file = int(np.searchsorted(self._first_rows, wrong, side="right")) - 1
+            raise ValueError(f"it is not of batch {numbers[wrong]} of {self._files[file][0].path}")
+
+    def _damage(self, fault: str) -> ShardError:
+        return ShardError(f"{self._path} is damaged: {fault}", hint=hint_to_rewrite(self._shards.folder))

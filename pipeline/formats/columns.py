@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,22 @@ from numpy.typing import NDArray
 from ...stats.batch_rows import log1p_table, transform_dense, transform_values
 from ...stats.counting import Counts
 from ...stats.kernel import read_only
-from ..folders.manifest import FileEntry, Manifest
+from ..folders.manifest import FileEntry, JsonRecord, Manifest, stored_as
 from ..folders.output import Output
-from ..folders.totals import ColumnsTotals, TextsFacts
+from ..folders.totals import ColumnsTotals
 from ..raw.column_values import DistinctTexts
 from ..schema.schema import Schema
 from ..schema.schema_file import schema_of
 from .arrow_files import damage_named, map_batch, row_groups, validity_of, values_of, write_batch
 
 _LOG1P = log1p_table(1 << 16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextsFacts(JsonRecord):
+    """A file of texts."""
+
+    num_texts: int = stored_as("texts")
 
 
 def transform_columns(
@@ -293,7 +301,7 @@ def write_scores(
     # pyarrow's Parquet module takes a fifth of the start of a command.
     import pyarrow.parquet as pq
 
-    from ..folders.whole_file import whole_file
+    from ..folders.disk import whole_file
 
     of_scores = pa.schema([pa.field(name, pa.float32(), nullable=False) for name in names])
     batches = (

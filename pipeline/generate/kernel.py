@@ -54,7 +54,7 @@ _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
 class World(NamedTuple):
-    """A profile as the kernels read it; see ``world``.
+    """A profile as the kernels read it; see ``generate``.
 
     F columns, K classes, G missing groups of at most L patterns, at most B buckets, P pieces, Q pairs.
     """

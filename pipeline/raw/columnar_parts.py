@@ -2,8 +2,8 @@
 
 Where parts of Parquet end follows from the footer alone: neighbouring row groups make one part as long as
 they fit, and a worker decodes it. A row group of several parts is streamed, so that memory holds one batch
-per worker. Batches of Arrow (also its streams) and ORC may be of any size, so that few rows are decoded at a time
-and joined until they fill a part; Arrow's compressed batches are decoded whole, however large they are.
+per worker. Batches of Arrow (also its streams) and ORC may be of any size, so that few rows are decoded at a
+time and joined until they fill a part; Arrow's compressed batches are decoded whole, however large they are.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from itertools import product
 import numpy as np
 
 from ..errors import InputError
-from ..schema.known_logs import KNOWN_LOGS, KnownLog
 from ..schema.schema import Schema
-from ..schema.schema_file import schema_named
+from ..schema.schema_file import KNOWN_LOGS, KnownLog, schema_named
 from .csv_parts import SEPARATORS, Header, dialect_of, find_records, read_header
 from .part import Block, iterate_blocks
 from .raw_file import RawFile

@@ -2,8 +2,8 @@
 
 Exact, every bound checked. A field is a span of a byte array, so the same kernels read text columns of CSV
 and of Parquet files, whose offsets are spans already. Bytes are compared as machine words, eight or
-sixty-four at a time, by instructions that Numba does not expose. Each such function is plain Python, which defines it,
-and one or a few machine instructions when compiled.
+sixty-four at a time, by instructions that Numba does not expose. Each such function is plain Python, which
+defines it, and one or a few machine instructions when compiled.
 
 Lists are plain ones between separators, or those of JSON, Python, Postgres or NumPy in brackets, such as
 ``["a", "b"]``, ``{a,b}`` or ``[1 2]``. Kernels find the elements as spans of the text; what is around each

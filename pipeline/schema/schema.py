@@ -7,6 +7,7 @@ was probably meant, and reads settings by feature: ``C3=10,C5=2`` on the command
 
 from __future__ import annotations
 
+import codecs
 import datetime
 import json
 import re
@@ -353,6 +354,22 @@ def zone_named(name: str) -> datetime.tzinfo:
         ) from None
 
 
+def encoding_named(name: str) -> str:
+    """Return the name of a text encoding as Python has it."""
+    try:
+        codec = codecs.lookup(name)
+        # Some codecs of Python encode no text, others cannot read it in pieces, or are not for files.
+        is_text = codec.incrementaldecoder().decode("a\n".encode(name), True) == "a\n"
+        if is_text and not re.search("escape|idna|punycode", codec.name):
+            return codec.name.removesuffix("-sig")  # a byte order mark is left out in any case
+    except (LookupError, ValueError, TypeError):
+        pass
+    raise ConfigError(
+        f"encoding must be the name of an encoding of text, got {shown(name)}",
+        hint="such as utf-8, utf-16, latin-1 or gbk",
+    )
+
+
 def shown(value: Any) -> str:
     """Return a value as a message shows it, cut short."""
     text = repr(value)
@@ -367,6 +384,15 @@ def key_of(name: str) -> str:
 def quoted(text: str) -> str:
     """Quote a TOML basic string; JSON's escapes are TOML's too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_of(value: Any) -> str:
+    """Write a value as TOML, on one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml_of(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_of, value))}]"
+    return quoted(value) if isinstance(value, str) else str(value).lower()
 
 
 class FeatureSettings(tuple[tuple[str, int], ...]):

@@ -30,9 +30,8 @@ from ..folders.disk import check_writable
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.totals import KindCounts, PlanSettings, PlanTotals, ShardFacts, ShardKind, ShardsTotals
-from ..formats.arrow_files import as_fixed_lists, as_lists
+from ..formats.arrow_files import as_fixed_lists, as_lists, column_of
 from ..formats.batch_checksums import note_checksums, shard_schema, write_checksums, write_shard
-from ..formats.sample_columns import column_of
 from ..runtime.memory import check_cap, groups_within, page_cache_bytes, room_for
 from ..runtime.tasks import (
     DEFAULT_RESOURCES,

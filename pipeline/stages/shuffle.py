@@ -47,10 +47,9 @@ from ..folders.totals import (
     multi_hot,
     one_hot,
 )
-from ..formats.arrow_files import OpenedParts, values_of
+from ..formats.arrow_files import OpenedParts, num_words, values_of, write_words
 from ..formats.columns import transform_columns
 from ..formats.ids import PartIds
-from ..formats.sample_columns import num_words, write_words
 from ..runtime.memory import groups_within
 from ..runtime.tasks import run_tasks, thread_buffer
 
@@ -281,7 +280,7 @@ def _keys_in_bins(
 TAG = 0
 """Word of the tag: 1 where all lookups of the sample hit hot rows."""
 LABEL = 1
-"""Word of the first label, see `sample_columns`; 0 in a log without labels."""
+"""Word of the first label, see `arrow_files`; 0 in a log without labels."""
 _FIRST_DENSE = 2
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ...stats.row_bytes import row_bytes
 from ..errors import GIB, KIB, MIB, ByteSize, SizeOrAuto, check_fields, require_at_least, require_at_most
-from ..folders.manifest import FileEntry, Manifest, is_sealed
+from ..folders.manifest import FileEntry, JsonRecord, Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.resume import FolderState
 from ..folders.totals import (
@@ -31,7 +31,6 @@ from ..folders.totals import (
     PlanTotals,
     SamplesTotals,
     TaggedSamples,
-    TagsFacts,
     VocabularyTotals,
 )
 from ..formats.arrow_files import read_batch, write_batch
@@ -93,6 +92,16 @@ class SplitConfig:
         check_settings("feature_dims", self.feature_dims)
         for name, dim in self.feature_dims:
             require_at_most(f"feature_dims {name}", dim, MOST_FLOATS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TagsFacts(JsonRecord):
+    """A part of plan/."""
+
+    hot_train: int
+    """Fully hot training samples."""
+    hot_evaluation: int
+    """Fully hot evaluation samples."""
 
 
 def split(

@@ -40,9 +40,8 @@ from ..folders.totals import (
     by_feature,
     multi_hot,
 )
-from ..formats.arrow_files import DAMAGE, read_batch
+from ..formats.arrow_files import DAMAGE, clicks_and_gaps, read_batch
 from ..formats.ids import read_lookups
-from ..formats.sample_columns import clicks_and_gaps
 from ..runtime.memory import available_bytes
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
 from ..schema.schema import LABEL

@@ -37,9 +37,8 @@ from ..errors import ConfigError
 from ..folders.disk import is_discarded
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.totals import ColumnsTotals, PlanSettings, PlanTotals
-from ..formats.arrow_files import offsets_of, read_batch, validity_of, values_of
+from ..formats.arrow_files import clicks_and_gaps, offsets_of, read_batch, validity_of, values_of
 from ..formats.ids import TableLookups, read_lookups
-from ..formats.sample_columns import clicks_and_gaps
 from ..runtime.tasks import Resources, num_workers, run_tasks, thread_buffer
 from ..schema.schema import LABEL, label_column
 from .folder import Inspected, Row, share_of

@@ -29,9 +29,8 @@ from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.schema.schema_file import setting_of
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
-from hotset.pipeline.stages.other_vocabulary import adopt, map_ids
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.rank import RankConfig, adopt, map_ids
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.statistics.folder import open_table
 from hotset.pipeline.statistics.frequencies import frequency_statistics

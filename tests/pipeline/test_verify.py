@@ -24,9 +24,8 @@ from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
-from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.rank import RankConfig, map_ids
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify import STAGE_FOLDERS, verify
 from hotset.tests.support.logs.list_logs import KINDS, recipe

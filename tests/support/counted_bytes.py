@@ -12,9 +12,10 @@ import pytest
 
 from hotset.pipeline.folders.manifest import FileEntry, Manifest
 from hotset.pipeline.folders.output import Output
+from hotset.pipeline.formats import user_data
 from hotset.pipeline.formats.arrow_files import OpenedParts, read_batch
 from hotset.pipeline.raw.raw_file import ByteSource
-from hotset.pipeline.stages import category_ids, count_tasks, encode, rank, row_order, split
+from hotset.pipeline.stages import count_tasks, encode, rank, row_order, split
 
 _ONCE = ("counts", "vocabulary")
 """Folders whose files are opened several times, for one column or to look at their types."""
@@ -74,7 +75,7 @@ def counted_bytes() -> Iterator[CountedBytes]:
         return written
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (category_ids, count_tasks, encode, rank, row_order, split):
+        for module in (user_data, count_tasks, encode, rank, row_order, split):
             patch.setattr(module, "read_batch", reading)
         patch.setattr(OpenedParts, "read", again)
         patch.setattr(ByteSource, "fill", filling)

@@ -25,7 +25,7 @@ import pytest
 
 from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.stages.other_vocabulary import map_ids
+from hotset.pipeline.stages.rank import map_ids
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.run import RunOptions, train
 from hotset.workflows.cli import main

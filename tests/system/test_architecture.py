@@ -56,12 +56,11 @@ FLOORS = {
     ),
     "pipeline": (
         "dry_run verify",
-        "export frames preprocess stage_work statistics",
+        "export preprocess stage_work statistics",
         "stages",
         "formats infer_schema",
-        "infer_label",
-        "infer_column infer_dialect",
-        "infer_times",
+        "infer_dialect",
+        "infer_column",
         "generate raw",
         "folders settings",
         "runtime schema",
@@ -301,9 +300,8 @@ FILE_ROOMS = ("folders", "formats", "raw")
 FILE_EXCEPTIONS = {
     "export": "writes files of other programs, by their own libraries",
     "errors.py": "asks whether hotset runs from a checkout, for a hint",
-    "generate/world.py": "reads the profiles that come with the package",
-    "schema/known_logs.py": "reads the schemas that come with the package",
-    "schema/schema_file.py": "reads a text that the user names",
+    "generate/generate.py": "reads the profiles that come with the package",
+    "schema/schema_file.py": "reads a text that the user names, and those that come with the package",
     "runtime": "asks the system about memory, processes and the current folder",
 }
 _FILE_CALL = re.compile(

@@ -14,7 +14,7 @@ from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.preprocess import FOLDERS, preprocess, run_stage
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.stages.other_vocabulary import adopt
+from hotset.pipeline.stages.rank import adopt
 from hotset.pipeline.statistics.folder import open_table
 from hotset.pipeline.statistics.frequencies import frequency_statistics
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.statistics.replication import CHOSEN, FAE
+from hotset.pipeline.statistics.coverage import CHOSEN, FAE
 from hotset.stats.replication import Network
 from hotset.workflows.bench.ranks import RANK_BATCH
 

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError, ShardError
-from hotset.pipeline.formats.stored_batches import DamagedBatchError
+from hotset.pipeline.formats.batch_checksums import DamagedBatchError
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime.tasks import Resources

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, InputError
 from ...pipeline.folders.manifest import hash_file
-from ...pipeline.formats.vector_file import CATEGORY, VectorFile
+from ...pipeline.formats.user_data import CATEGORY, CategoryIds, VectorFile
 from ...pipeline.schema.schema import nearest, shown
 from ...pipeline.schema.schema_file import schema_of
-from ...pipeline.stages.category_ids import CategoryIds
 from ..config import Optimizers
 from ..data.shards import ShardOrigin, Shards
 from ..rows.embeddings import RowsPart

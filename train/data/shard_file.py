@@ -28,10 +28,14 @@ from numpy.typing import DTypeLike, NDArray
 from ...pipeline.errors import ShardError, hint_to_rewrite
 from ...pipeline.folders.manifest import FileEntry
 from ...pipeline.folders.totals import ShardFacts
-from ...pipeline.formats.arrow_files import damage_named, numpy_type
-from ...pipeline.formats.batch_checksums import BLOCK_SAMPLES, block_bounds
-from ...pipeline.formats.sample_columns import is_there, type_of
-from ...pipeline.formats.stored_batches import StoredBatch, StoredBatches, StoredBuffer
+from ...pipeline.formats.arrow_files import damage_named, is_there, numpy_type, type_of
+from ...pipeline.formats.batch_checksums import (
+    BLOCK_SAMPLES,
+    StoredBatch,
+    StoredBatches,
+    StoredBuffer,
+    block_bounds,
+)
 from ...pipeline.schema.schema import GROUP, LABEL, WEIGHT
 from .batch import Batch, FeatureBags, LookupsOfBatch
 

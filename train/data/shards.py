@@ -49,7 +49,7 @@ from ...pipeline.folders.totals import (
     for_features,
 )
 from ...pipeline.formats.arrow_files import DAMAGE, damage_named
-from ...pipeline.formats.stored_batches import StoredBatches
+from ...pipeline.formats.batch_checksums import StoredBatches
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema import LABEL, check_name, label_column, nearest
 from ...pipeline.settings import LastBatch

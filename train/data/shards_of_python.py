@@ -12,10 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, local_path
-from ...pipeline.frames import array_of
+from ...pipeline.formats.user_data import CategoryIds, array_of
 from ...pipeline.schema.schema import nearest
 from ...pipeline.schema.schema_file import schema_of
-from ...pipeline.stages.category_ids import CategoryIds
 from ...pipeline.stages.row_order import read_tables
 from .batch import Batch
 from .shards import ShardOrigin

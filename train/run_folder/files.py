@@ -37,9 +37,8 @@ from typing import Any
 import numpy as np
 
 from ...pipeline.errors import HotsetError, MissingExtraError, format_byte_size, install_hint
-from ...pipeline.folders.disk import make_folder
+from ...pipeline.folders.disk import link_folder, make_folder, manifest_of
 from ...pipeline.folders.manifest import MANIFEST, Manifest
-from ...pipeline.folders.whole_file import link_folder, manifest_of
 from ..config import MOST_MICRO_BATCHES, ChosenExchange, TrainConfig
 from ..data.batch_order import BATCH_ORDER
 from ..data.shards import ShardOrigin, Shards, vocabulary_of

@@ -29,8 +29,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ...pipeline.errors import ConfigError, HotsetError, first_line
+from ...pipeline.folders.disk import whole_folder, write_json
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.whole_file import whole_folder, write_json
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..build_model import ModelSource, build_model

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...pipeline.errors import MissingExtraError, install_hint
+from ...pipeline.folders.disk import whole_folder, write_json
 from ...pipeline.folders.totals import by_feature, for_features, multi_hot, one_hot
-from ...pipeline.folders.whole_file import whole_folder, write_json
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX, TIME_KINDS, Schema
 from ..build_model import ModelSource, explained

@@ -28,9 +28,9 @@ from ...pipeline.errors import ConfigError, first_line
 from ...pipeline.folders.totals import ShardsTotals, multi_hot
 from ...pipeline.formats.ids import ONE_EACH, PartIds
 from ...pipeline.runtime.progress import Progress, no_progress
-from ...pipeline.statistics.replication import table_sizes
-from ...stats.replication import Network, RowUses, UseCounter, choose_prefixes
+from ...pipeline.statistics.coverage import table_sizes
 from ...stats.row_bytes import row_bytes
+from ...stats.replication import Network, RowUses, UseCounter, choose_prefixes
 from ..config import TrainConfig
 from ..data.shards import Shards
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...pipeline.errors import HotsetError
-from ...pipeline.folders.whole_file import check_target, whole_file
+from ...pipeline.folders.disk import check_target, whole_file
 from ..machine import commit
 
 if TYPE_CHECKING:

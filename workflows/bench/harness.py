@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ...pipeline.errors import ConfigError, HotsetError, first_line
-from ...pipeline.folders.whole_file import check_target, whole_file
+from ...pipeline.folders.disk import check_target, whole_file
 from ...pipeline.runtime.limits import control_groups
 from ...pipeline.runtime.memory import anonymous_bytes, available_bytes
 from ...pipeline.runtime.tasks import num_workers

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.folders.totals import PlannedTable, ShardKind
+from ...pipeline.generate.generate import load_profile, scaled_num_rows, world_of
 from ...pipeline.generate.kernel import draw_samples
-from ...pipeline.generate.world import load_profile, scaled_num_rows, world_of
 from ...pipeline.runtime.tasks import num_workers
 from ...train.data.shards import Shards
 from ..drawn_shards import Samples, write_shards

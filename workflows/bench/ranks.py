@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB, ByteSize, ConfigError
 from ...pipeline.folders.manifest import hash_file
 from ...pipeline.folders.totals import ShardsTotals
-from ...pipeline.statistics.replication import CHOSEN, DISTINCT, FAE, replication_of, table_sizes
+from ...pipeline.statistics.coverage import CHOSEN, DISTINCT, FAE, replication_of, table_sizes
 from ...pipeline.statistics.traffic import Trace, ranked_epoch
 from ...stats.codecs import CODEC_NAMES, MessageShape, codec_of
 from ...stats.exchange import MOST_RANKS, RankedEpoch, count_exchange

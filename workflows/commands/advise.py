@@ -10,9 +10,9 @@ from typing import Any, Literal
 from rich.console import Console
 
 from ...pipeline.errors import ByteSize, ConfigError, require_at_least
-from ...pipeline.folders.whole_file import check_target, whole_file
+from ...pipeline.folders.disk import check_target, whole_file
 from ...pipeline.runtime.tasks import Resources, num_workers
-from ...pipeline.statistics.replication import replication_of
+from ...pipeline.statistics.coverage import replication_of
 from ...stats.replication import Network
 from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, MachineSpeeds, advise

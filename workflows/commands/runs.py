@@ -21,7 +21,7 @@ import xxhash
 from rich.console import Console
 
 from ...pipeline.errors import HotsetError, format_byte_size
-from ...pipeline.folders.whole_file import whole_file
+from ...pipeline.folders.disk import whole_file
 from ...train.run_config import read_object
 from ..command_list import JsonCommand
 from ..console import TextTable, print_json, print_line, print_table, say, stdout_console

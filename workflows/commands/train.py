@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 
 from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, local_path
+from ...pipeline.folders.disk import check_target
 from ...pipeline.folders.manifest import shards_in
-from ...pipeline.folders.whole_file import check_target
 from ...train.config import (
     CheckpointSettings,
     ExchangeOptions,

@@ -14,8 +14,8 @@ from ...pipeline.errors import GIB, KIB, MIB, format_byte_size, parse_byte_size
 from ...pipeline.schema.schema import FeatureSettings
 from ...pipeline.schema.schema_file import is_fingerprint
 from ...pipeline.stages.split import AUTO_PERCENT, MOST_AUTO_BYTES
+from ...pipeline.statistics.coverage import CHOSEN, DISTINCT, FAE, POOLED
 from ...pipeline.statistics.folder import Row
-from ...pipeline.statistics.replication import CHOSEN, DISTINCT, FAE, POOLED
 from ...stats.curves import first_to_reach, gain_of, share_at
 from ...stats.replication import Network
 from ..options import list_options, typed, values_of

@@ -18,7 +18,7 @@ from ...pipeline.errors import (
     format_byte_size,
     install_hint,
 )
-from ...pipeline.folders.whole_file import whole_file
+from ...pipeline.folders.disk import whole_file
 from ...pipeline.runtime.tasks import Resources
 from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, advise

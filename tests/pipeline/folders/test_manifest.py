@@ -49,11 +49,11 @@ from hotset.pipeline.folders.totals import (
     ShardFacts,
     SpanInfo,
     StageSettings,
-    TextsFacts,
     VocabularyTable,
     VocabularyTotals,
 )
 from hotset.pipeline.formats.arrow_files import open_writer
+from hotset.pipeline.formats.columns import TextsFacts
 from hotset.pipeline.preprocess import FOLDERS, preprocess
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.verify import verify

@@ -22,7 +22,7 @@ from hotset.pipeline.folders.totals import ShardSettings, ShardsTotals, Vocabula
 from hotset.pipeline.formats.ids import check_shards, cold_widths, mixed_files, read_batches, staged_sizes
 from hotset.pipeline.preprocess import preprocess, run_stage
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.stages.other_vocabulary import map_ids
+from hotset.pipeline.stages.rank import map_ids
 from hotset.pipeline.statistics.frequencies import frequency_statistics
 from hotset.stats.step_times import Machine
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet

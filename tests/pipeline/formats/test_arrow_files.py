@@ -3,6 +3,8 @@
 Maps of files: what they hold, for how long, and that none keeps a file open.
 
 Parts are opened once, by whichever pass is first, and no more of them are kept than the limit.
+
+Labels, weights and groups go through words as they are, for every number and every gap.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ConfigError, ManifestError, ShardError, SystemFaultError
 from hotset.pipeline.folders.manifest import FileEntry, Manifest, hash_file
@@ -27,17 +31,22 @@ from hotset.pipeline.formats.arrow_files import (
     OpenedParts,
     as_fixed_lists,
     as_lists,
+    clicks_and_gaps,
+    column_of,
     damage_named,
     fixed_lists,
     lookups_of,
     map_file,
+    num_words,
     numpy_type,
     offsets_of,
     open_writer,
     read_batch,
+    type_of,
     validity_of,
     values_of,
     write_batch,
+    write_words,
 )
 from hotset.pipeline.formats.ids import ONE_EACH, TableLookups
 from hotset.tests.support.processes.descriptors import open_files
@@ -341,3 +350,32 @@ def test_types_of_numbers_are_those_of_arrow(kind: pa.DataType) -> None:
 def test_other_types_are_refused_as_numbers() -> None:
     with pytest.raises(ManifestError, match="a column is string, want int32"):
         values_of(pa.array(["a"]), np.int32)
+
+
+LABELS = st.one_of(st.none(), st.integers(0, 1))
+WEIGHTS = st.floats(0, width=32, allow_infinity=False, allow_nan=False)
+GROUPS = st.one_of(st.none(), st.sampled_from([0, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+COLUMNS = {"label": (LABELS, pa.uint8()), "weight": (WEIGHTS, pa.float32()), "group": (GROUPS, pa.uint64())}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@given(data=st.data())
+def test_chosen_values_come_out_of_words_as_they_went_in(name: str, data: Any) -> None:
+    values, kind = COLUMNS[name]
+    column = data.draw(st.lists(values, min_size=1, max_size=20))
+    chosen = data.draw(st.lists(st.integers(0, len(column) - 1), max_size=20))
+    words = np.full((num_words(name), len(chosen)), 7, np.int32)
+    write_words(name, pa.array(column, kind), np.array(chosen, np.int32), words)
+    # Rows have other words beside them.
+    rows = np.concatenate([np.full((len(chosen), 2), 9, np.int32), words.T], axis=1)
+    found = column_of(name, rows[:, 2:])
+    found.validate(full=True)
+    assert found.type == type_of(name)
+    assert found.to_pylist() == [column[place] for place in chosen]
+
+
+@given(labels=st.lists(LABELS, max_size=20))
+def test_clicks_and_gaps_are_those_of_the_labels(labels: list[int | None]) -> None:
+    clicks, gaps = clicks_and_gaps(pa.array(labels, pa.uint8()))
+    assert clicks.tolist() == [label == 1 for label in labels]
+    assert gaps.tolist() == [label is None for label in labels]

@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.generate.generate import CHUNK_SAMPLES, GenerateConfig, generate
+from hotset.pipeline.generate.generate import (
+    CHUNK_SAMPLES,
+    GenerateConfig,
+    generate,
+    history_world_of,
+    world_of,
+)
 from hotset.pipeline.generate.kernel import (
     MAX_SAMPLE_BYTES,
     NUM_GROUPS,
@@ -37,7 +43,6 @@ from hotset.pipeline.generate.kernel import (
     rank_in_group,
     write_samples,
 )
-from hotset.pipeline.generate.world import history_world_of, world_of
 from hotset.stats.id_tables import mix64_pair
 from hotset.tests.support.logs.criteo_text import generate_chunk
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotset.pipeline.errors import ConfigError, InputError
-from hotset.pipeline.raw.kept_columns import beside, kept_columns
+from hotset.pipeline.raw.log_parts import beside, kept_columns
 from hotset.pipeline.raw.log_files import inspect_logs
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.schema.schema import Schema

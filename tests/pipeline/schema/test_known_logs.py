@@ -17,9 +17,8 @@ from hotset.pipeline.errors import FormatError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.infer_schema import explain_built_in, propose_schema
 from hotset.pipeline.raw.raw_file import RawFile
-from hotset.pipeline.raw.recognise import recognise
-from hotset.pipeline.schema.known_logs import KNOWN_LOGS, KnownLog
-from hotset.pipeline.schema.schema_file import schema_named, write_schema
+from hotset.pipeline.raw.log_parts import recognise
+from hotset.pipeline.schema.schema_file import KNOWN_LOGS, KnownLog, schema_named, write_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.tests.support.logs.known_logs import NUM_ROWS, lines_of
 

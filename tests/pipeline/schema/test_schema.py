@@ -10,7 +10,6 @@ import json
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.schema.known_logs import KNOWN_LOGS
 from hotset.pipeline.schema.schema import (
     KINDS,
     TIME_KINDS,
@@ -19,7 +18,7 @@ from hotset.pipeline.schema.schema import (
     numbers_of,
     parse_feature_settings,
 )
-from hotset.pipeline.schema.schema_file import read_schema, schema_named, write_schema
+from hotset.pipeline.schema.schema_file import KNOWN_LOGS, read_schema, schema_named, write_schema
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from hotset.pipeline.schema.known_logs import KnownLog
-from hotset.pipeline.schema.schema_file import schema_named
+from hotset.pipeline.schema.schema_file import KnownLog, schema_named
 
 NUM_ROWS = 60
 _VALUES: dict[str, Callable[[random.Random], str]] = {

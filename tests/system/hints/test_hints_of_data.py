@@ -25,14 +25,14 @@ import hotset
 from hotset.pipeline import verify as rebuild
 from hotset.pipeline.errors import ByteSize, system_fault
 from hotset.pipeline.export import flat_table
-from hotset.pipeline.folders import whole_file
+from hotset.pipeline.folders import disk
 from hotset.pipeline.folders.disk import FolderLock, held_by_worker, start_generation
 from hotset.pipeline.folders.manifest import FileEntry, Manifest, read_referenced
 from hotset.pipeline.folders.output import Output, spill_errors_explained
 from hotset.pipeline.folders.pieces import PieceArrays, PieceFolders, Run
 from hotset.pipeline.folders.totals import CountsFacts
 from hotset.pipeline.formats.arrow_files import columns_of, fixed_lists, offsets_of, read_file, values_of
-from hotset.pipeline.raw.kept_columns import beside
+from hotset.pipeline.raw.log_parts import beside
 from hotset.pipeline.raw.part import iterate_blocks
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.raw.tabular import _array
@@ -42,9 +42,8 @@ from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages import ingest
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.orders import _appearances
-from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import ShardBatches
-from hotset.pipeline.stages.rank import RankConfig, rank
+from hotset.pipeline.stages.rank import RankConfig, map_ids, rank
 from hotset.pipeline.stages.shuffle import PackSizes
 from hotset.pipeline.statistics import frequencies
 from hotset.tests.support.hints import Killed, Shell, follows, hint_of
@@ -66,7 +65,7 @@ def damage(path: Path) -> None:
     path.write_bytes(path.read_bytes()[::-1])
 
 
-@follows("pipeline/stages/other_vocabulary.py::map_ids")
+@follows("pipeline/stages/rank.py::map_ids")
 def test_what_is_no_vocabulary_is_not_mapped(shell: Shell) -> None:
     shards, vocabulary = (Manifest.read(Path("data", name)) for name in ("shards", "vocabulary"))
     hint = hint_of(lambda: map_ids(shards, vocabulary, Path("map")))
@@ -245,10 +244,10 @@ def test_columns_of_another_type_are_damage_of_their_folder(shell: Shell) -> Non
         assert "remove its folder and run its stage again" in hint_of(call)
 
 
-@follows("pipeline/folders/whole_file.py::whole_file whole_file#2")
+@follows("pipeline/folders/disk.py::whole_file whole_file#2")
 def test_a_file_that_fails_on_the_way(shell: Shell) -> None:
     def write(name: str, fault: OSError) -> None:
-        with whole_file.whole_file(Path(name)) as file:
+        with disk.whole_file(Path(name)) as file:
             file.write(b"x")
             if fault.errno == 28:
                 raise fault
@@ -256,7 +255,7 @@ def test_a_file_that_fails_on_the_way(shell: Shell) -> None:
 
     assert hint_of(lambda: write("a", OSError(17, "exists"))) == "give another --out"
     assert hint_of(lambda: write("b", OSError(28, "full"))) == "give another --out, or free disk space"
-    with whole_file.whole_file(Path("c")) as file:
+    with disk.whole_file(Path("c")) as file:
         file.write(b"x")
 
 
@@ -293,7 +292,7 @@ def test_a_batch_with_too_many_lookups(shell: Shell) -> None:
     shell.works("pack", "data", "--redo", "--batch-size", "64")
 
 
-@follows("pipeline/stages/other_vocabulary.py::_pairs _pairs#2")
+@follows("pipeline/stages/rank.py::_pairs _pairs#2")
 def test_maps_between_other_schemas(shell: Shell) -> None:
     Path("log.csv").write_text("click,C1\n" + "".join(f"{n % 2},c{n % 7}\n" for n in range(99)))
     Path("one.toml").write_text('format = "csv"\nlabel = "click"\n[sparse]\nC1 = "text"\n')

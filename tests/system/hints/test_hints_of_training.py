@@ -28,7 +28,7 @@ import hotset.nn
 from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.batch_checksums import CHECKSUMS
-from hotset.pipeline.stages.other_vocabulary import map_ids
+from hotset.pipeline.stages.rank import map_ids
 from hotset.tests.support.hints import Shell, follows, hint_of, interrupt, write_map
 from hotset.tests.support.resealed import reseal, write_manifest
 from hotset.tests.support.shard_factory import write_shards
@@ -471,7 +471,7 @@ def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     preprocess(batch_size=9)
 
 
-@follows("pipeline/frames.py::check_frame _refuse_objects workflows/library.py::_files_of")
+@follows("pipeline/formats/user_data.py::check_frame _refuse_objects workflows/library.py::_files_of")
 def test_frames_are_given_as_hints_say(shell: Shell) -> None:
     frame = pl.DataFrame({"click": [0, 1] * 90, "age": [3, 4, 5] * 60, "country": ["a", "b"] * 90})
     hint = hint_of(lambda: hotset.preprocess(frame, "framed", schema="criteo-kaggle", workers=1))
@@ -491,8 +491,8 @@ def test_frames_are_given_as_hints_say(shell: Shell) -> None:
 
 
 @follows(
-    "pipeline/formats/vector_file.py::VectorFile._misfit VectorFile._refuse_width "
-    "pipeline/stages/category_ids.py::CategoryIds.__init__ CategoryIds.find CategoryIds.categories "
+    "pipeline/formats/user_data.py::VectorFile._misfit VectorFile._refuse_width "
+    "pipeline/formats/user_data.py::CategoryIds.__init__ CategoryIds.find CategoryIds.categories "
     "train/checkpoints/given_tables.py::open_given_tables open_given_tables#2 _look_up"
 )
 def test_vectors_and_categories_are_given_as_hints_say(shell: Shell) -> None:

@@ -14,7 +14,7 @@ import torch
 
 import hotset
 from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError, InputError
-from hotset.pipeline.formats import vector_file
+from hotset.pipeline.formats import user_data
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.processes.stopped_runs import assert_same_files, train_until
 from hotset.train.config import TrainConfig
@@ -198,7 +198,7 @@ def test_what_is_wrong_with_a_file_is_refused_before_a_run_begins(
     path = tmp_path / "item.parquet"
     pl.DataFrame(frame, strict=False).write_parquet(path)
     for rows in (100, 1):
-        monkeypatch.setattr(vector_file, "_MOST_ROWS", rows)
+        monkeypatch.setattr(user_data, "_MOST_ROWS", rows)
         with pytest.raises(InputError, match=wanted):
             run(data, tmp_path / "run", path)
     assert not (tmp_path / "run").exists()

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 import hotset.train.data.shards as shards_module
 from hotset.pipeline.errors import ShardError
 from hotset.pipeline.folders.manifest import MANIFEST, hash_file
-from hotset.pipeline.formats.batch_checksums import BLOCK_SAMPLES
-from hotset.pipeline.formats.stored_batches import DamagedBatchError
+from hotset.pipeline.formats.batch_checksums import BLOCK_SAMPLES, DamagedBatchError
 from hotset.tests.support.processes.descriptors import open_files
 from hotset.tests.support.resealed import reseal_checksums, write_manifest
 from hotset.tests.support.shard_factory import write_shards
@@ -238,7 +237,7 @@ def test_a_hashed_file_is_not_hashed_again(tmp_path: Path, monkeypatch: pytest.M
     shards = made(tmp_path, "lists")
     checked: list[object] = []
     monkeypatch.setattr(
-        "hotset.pipeline.formats.stored_batches.StoredBatch.check", lambda *each: checked.append(each)
+        "hotset.pipeline.formats.batch_checksums.StoredBatch.check", lambda *each: checked.append(each)
     )
     shards.training_batch(0)
     assert checked

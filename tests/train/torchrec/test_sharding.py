@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hotset.pipeline.errors import ByteSize, ConfigError
-from hotset.pipeline.statistics.replication import table_sizes
+from hotset.pipeline.statistics.coverage import table_sizes
 from hotset.stats.replication import Network
 from hotset.tests.support.real_torchrec import needs_torchrec
 from hotset.tests.support.shard_factory import ShardSpec, write_shards

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.runtime.tasks import Resources, num_workers
-from hotset.pipeline.statistics.replication import CHOSEN, DISTINCT, FAE, POOLED, replication_of
+from hotset.pipeline.statistics.coverage import CHOSEN, DISTINCT, FAE, POOLED, replication_of
 from hotset.stats.replication import Network
 from hotset.stats.step_times import Machine
 from hotset.train.advice import AdviceConfig, MachineSpeeds, advise

@@ -27,8 +27,7 @@ from hotset.pipeline.preprocess import StageReport
 from hotset.pipeline.runtime import progress
 from hotset.pipeline.runtime.limits import Node
 from hotset.pipeline.stage_work import StageWork
-from hotset.pipeline.stages.other_vocabulary import map_ids
-from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.rank import RankConfig, map_ids
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.logs.known_logs import lines_of
 from hotset.tests.support.preprocess_runs import CONFIG
