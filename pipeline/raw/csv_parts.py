@@ -43,7 +43,7 @@ from .part import (
     shown_bytes,
 )
 from .raw_file import RawFile
-from .tabular import constants_of, find_fields, rows_of_records
+from .tabular import NO_CONSTANTS, constants_of, find_fields, repeated
 from .text_parts import TextPart, TextParts
 
 MAX_RECORD_BYTES: Final = 1 << 20
@@ -356,6 +356,38 @@ SEPARATORS = (",", "\t", ";", "|")
 """Usual separators of fields."""
 _HEADER_BYTES = 1 << 16
 """Bytes that are read first to find the header."""
+
+
+def rows_of_records(
+    block: Block,
+    records: Records,
+    schema: Schema,
+    fields: Sequence[str],
+    *,
+    has_label: bool,
+    constants: Mapping[str, str] = NO_CONSTANTS,
+) -> Rows:
+    """Return the rows of the records of a block, in the memory of the block.
+
+    Args:
+        block: the text that was split.
+        records: the columns that are read, in the schema's order.
+        fields: names of all fields of a record.
+        constants: columns that the records lack, and the text that stands for each row.
+    """
+    in_lines = [name for name in schema.columns(has_label=has_label) if name not in constants]
+    places = zip(in_lines, records.starts, records.stops, strict=True)
+    cells = {name: Spans(block.text, starts, stops) for name, starts, stops in places}
+    cells |= repeated(constants, records.num_fields.shape[0])
+
+    def why_bad(row: int) -> str:
+        found = records.num_fields[row]
+        between = "tabs" if schema.separator == "\t" else repr(schema.separator)
+        return f": found {found} field{'s' if found != 1 else ''}, want {len(fields)} between {between}"
+
+    # A record with another number of fields is bad whatever its values are.
+    is_bad = records.num_fields != len(fields)
+    return Rows(cells, is_bad, block.num_bytes, records.lines, why_bad)
 
 
 def quote_fault(

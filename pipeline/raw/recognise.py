@@ -12,10 +12,10 @@ import numpy as np
 from ..errors import InputError
 from ..schema.schema import Schema
 from ..schema.schema_file import KNOWN_LOGS, KnownLog, schema_named
-from .csv_parts import SEPARATORS, Header, dialect_of, find_records, read_header
+from .csv_parts import SEPARATORS, Header, dialect_of, find_records, read_header, rows_of_records
 from .part import Block, iterate_blocks
 from .raw_file import RawFile
-from .tabular import parse_rows, rows_of_records
+from .tabular import parse_rows
 
 _KNOWN_BYTES = 1 << 16
 """Bytes of a CSV log that must match a built-in schema for a message to name it."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,13 +40,10 @@ from .column_values import (
     plain,
     read_column,
 )
-from .part import Block, Fault, Part, Rows, shown_bytes
+from .part import Fault, Part, Rows, shown_bytes
 from .raw_file import RawFile
 from .text_fields import BAD, MISSING, ListForm, ListSpans, Spans
 from .times import is_temporal, shown_time
-
-if TYPE_CHECKING:  # what reads no CSV does not import it
-    from .csv_parts import Records
 
 NO_CONSTANTS: Mapping[str, str] = {}
 _WANTED = {
@@ -139,39 +136,7 @@ def constants_of(file: RawFile, wanted: Iterable[str], fields: Sequence[str]) ->
     return {name: value for name, value in file.partitions.items() if name in lacking}
 
 
-def rows_of_records(
-    block: Block,
-    records: Records,
-    schema: Schema,
-    fields: Sequence[str],
-    *,
-    has_label: bool,
-    constants: Mapping[str, str] = NO_CONSTANTS,
-) -> Rows:
-    """Return the rows of the records of a block, in the memory of the block.
-
-    Args:
-        block: the text that was split.
-        records: the columns that are read, in the schema's order.
-        fields: names of all fields of a record.
-        constants: columns that the records lack, and the text that stands for each row.
-    """
-    in_lines = [name for name in schema.columns(has_label=has_label) if name not in constants]
-    places = zip(in_lines, records.starts, records.stops, strict=True)
-    cells = {name: Spans(block.text, starts, stops) for name, starts, stops in places}
-    cells |= _repeated(constants, records.num_fields.shape[0])
-
-    def why_bad(row: int) -> str:
-        found = records.num_fields[row]
-        between = "tabs" if schema.separator == "\t" else repr(schema.separator)
-        return f": found {found} field{'s' if found != 1 else ''}, want {len(fields)} between {between}"
-
-    # A record with another number of fields is bad whatever its values are.
-    is_bad = records.num_fields != len(fields)
-    return Rows(cells, is_bad, block.num_bytes, records.lines, why_bad)
-
-
-def _repeated(texts: Mapping[str, str], num_rows: int) -> dict[str, Spans]:
+def repeated(texts: Mapping[str, str], num_rows: int) -> dict[str, Spans]:
     """Return columns that have the same text in each row."""
     zeros = np.zeros(num_rows, np.int64)
     encoded = {name: np.frombuffer(text.encode(), np.uint8) for name, text in texts.items()}
@@ -199,7 +164,7 @@ def rows_of_batch(
     cells = {
         name: values if _is_joinable(values) else plain(values)
         for name, values in zip(batch.schema.names, batch.columns, strict=True)
-    } | _repeated(constants, batch.num_rows)
+    } | repeated(constants, batch.num_rows)
     is_damaged = np.zeros(batch.num_rows, np.bool_) if is_damaged is None else is_damaged
     return Rows(cells, is_damaged, batch.get_total_buffer_size())
 

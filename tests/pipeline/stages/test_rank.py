@@ -270,7 +270,7 @@ def test_tables_in_pieces_give_the_same_bytes(
     )
     map_ids(old, new, tmp_path / "whole", Resources(workers=1))
     count_stages_alone(monkeypatch)
-    monkeypatch.setattr("hotset.pipeline.stages.rank._LEAST_ROOM", 700)
+    monkeypatch.setattr("hotset.pipeline.stages.rank._ROOM_TO_MAP", 700)
     monkeypatch.setattr("hotset.pipeline.stages.rank._CHUNK", 7)
     map_ids(old, new, tmp_path / "pieces", Resources(workers=1, memory_bytes=700))
     assert tree_of(tmp_path / "pieces") == tree_of(tmp_path / "whole")
