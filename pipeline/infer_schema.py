@@ -25,9 +25,9 @@ from .raw.column_values import checked, plain, read_column, read_values
 from .raw.columnar_parts import DAMAGE, damaged_parquet, open_parquet, open_rows
 from .raw.json_parts import first_rows
 from .raw.log_files import example_file
+from .raw.log_parts import recognise
 from .raw.part import UTF_8, iterate_blocks, without_mark
 from .raw.raw_file import RawFile
-from .raw.log_parts import recognise
 from .raw.tabular import MISSING_WORDS
 from .raw.text_fields import BAD, GOOD, Spans
 from .raw.text_parts import tells_label

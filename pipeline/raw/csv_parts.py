@@ -44,6 +44,7 @@ from .part import (
 )
 from .raw_file import RawFile
 from .tabular import NO_CONSTANTS, constants_of, find_fields, repeated
+from .text_fields import Spans
 from .text_parts import TextPart, TextParts
 
 MAX_RECORD_BYTES: Final = 1 << 20

@@ -1,4 +1,4 @@
-"""Split a raw file into blocks of lines or batches of rows.
+"""Which format a file of a log has, its parts in that format, and columns of it as they are.
 
 Each part is parsed alone. Text is cut at fixed bytes moved to a line end, Parquet at fixed numbers of rows,
 which are whole row groups or within one. So memory holds one part per worker, however large the file or its
@@ -7,31 +7,39 @@ row groups are.
 A part costs as much in all stages together as the rows of a file of 1 MB. So the rows of a group of small
 files, see `log_files`, are joined before their values are read. Where one is bad, each file is read alone,
 which tells whose it is.
+
+Columns that a file of scores keeps are read from the log a second time, so that what is not kept costs
+nothing. Text keeps its bytes, which must be UTF-8; columns of Parquet keep their types.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any
+from functools import partial
+from itertools import chain, product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ..errors import FormatError, HotsetError, InputError
+from ..errors import ConfigError, FormatError, HotsetError, InputError
 from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
-from ..schema.schema import SAMPLE_TIME, Schema, zone_named
+from ..schema.schema import SAMPLE_TIME, Schema, refuse_twice, zone_named
+from ..schema.schema_file import KNOWN_LOGS, KnownLog, schema_named
 from .log_files import BLOCK_OVER_GROUP, mark_of
-from .part import UTF_16_MARKS, Part, RawParts, Rows, UnreadPart, iterate_blocks
+from .part import UTF_16_MARKS, Block, Part, RawParts, Rows, UnreadPart, iterate_blocks
 from .raw_file import RawFile
-from .text_fields import Spans
+from .text_fields import Spans, array_of
 from .text_parts import CriteoParts, TextParts
+
+if TYPE_CHECKING:  # what reads Criteo's lines imports no other reader
+    from .csv_parts import CsvParts, Header
 
 _START_BYTES = 4096
 """Bytes of a file that are read to detect its format."""
@@ -146,8 +154,6 @@ def _refuse_other_format(file: RawFile, form: str) -> None:
         if len(lines) > 1 and all(b"," in line and b"\t" not in line for line in lines):
             raise _needs_schema(file, "CSV")
         if len(lines) > 1 and (b"\t" not in lines[0] or b"\tI2\t" in lines[0].upper()):
-            from .recognise import recognise
-
             known = recognise(file)
             if known is not None:
                 raise _needs_schema(file, f"the log {known.name}")
@@ -155,7 +161,6 @@ def _refuse_other_format(file: RawFile, form: str) -> None:
 
 
 def _needs_schema(file: RawFile, found: str) -> FormatError:
-    from .recognise import recognise
 
     path = shlex.quote(str(file.path))
     hint = f"`hotset schema {path} > schema.toml` proposes a schema: look at it, then give it to --schema"
@@ -318,3 +323,233 @@ class JoinedFiles:
         name = f"file{number:04}-{mark_of(self.group)}-{part.name.partition('-')[2]}"
         renamed: UnreadPart = replace(part, name=name)
         return renamed
+
+
+_KNOWN_BYTES = 1 << 16
+"""Bytes of a CSV log that must match a built-in schema for a message to name it."""
+_KNOWN_LINES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A known log, as a file has it."""
+
+    name: str
+    schema: Schema
+    """Its schema, with the separator and the names of columns that the file has."""
+    has_label: bool
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the file has the form in which the log was published."""
+        return self.schema == schema_named(self.name)
+
+
+def recognise(file: RawFile) -> Recognised | None:
+    """Return the known log that a file of text is of; Criteo's own lines are `tells_label`'s.
+
+    Names of columns alone say little: splits of one log share them and differ in their values, and any log
+    may have users and items. So a log is known where the header has just its columns, and where its schema
+    reads the first 64 KiB without a fault; or by the form of its lines.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if file.read_format() != "text":
+        return None
+    from .csv_parts import SEPARATORS, read_header
+
+    block = next((block.read() for block in iterate_blocks(file, _KNOWN_BYTES)), None)
+    if block is None or not block.num_bytes:
+        return None
+    lines = [line.decode("utf-8", "replace") for line in block.lines.tobytes().splitlines()[:_KNOWN_LINES]]
+    plain = Schema((), (), format="csv")
+    headers: dict[str, Header] = {}
+    for mark in SEPARATORS:
+        with suppress(InputError):  # a quote is wrong
+            headers[mark] = read_header(file, replace(plain, separator=mark))
+    for name in KNOWN_LOGS:
+        known, schema = KnownLog.read(name), schema_named(name)
+        if known.line and all(map(known.is_line, lines)):
+            return Recognised(name, schema, True)
+        for (separator, header), has_label in product(headers.items(), (True, False)):
+            names = known.names_of(header.fields, schema.columns(has_label=has_label))
+            if names is None:
+                continue
+            found = _as_in_file(schema, names, separator)
+            if _reads(block, found, header, has_label=has_label):
+                return Recognised(name, found, has_label)
+    return None
+
+
+def _as_in_file(schema: Schema, names: Mapping[str, str], separator: str) -> Schema:
+    """Return a schema with the names of columns that a file has."""
+    columns = {feature: names[column] for feature, column in schema.column_of.items()}
+    renamed = tuple((feature, column) for feature, column in columns.items() if feature != column)
+    label = names.get(schema.label or "", schema.label)
+    return replace(schema, separator=separator, label=label, renamed=renamed)
+
+
+def _reads(block: Block, schema: Schema, header: Header, *, has_label: bool) -> bool:
+    """Return whether a schema reads every line of a block that begins with a header."""
+    from .csv_parts import dialect_of, find_records, rows_of_records
+    from .tabular import parse_rows
+
+    fields = header.fields
+    wanted = schema.columns(has_label=has_label)
+    columns = np.array([wanted.index(name) if name in wanted else -1 for name in fields], np.int64)
+    # Splitting a line changes it where a field holds a doubled quote.
+    text = block.text.copy()
+    first = header.num_bytes
+    records = find_records(text, first, block.num_bytes, dialect_of(schema), columns)
+    rows = rows_of_records(replace(block, text=text), records, schema, fields, has_label=has_label)
+    part = parse_rows(rows, schema, has_label=has_label)
+    # One element in each row is how any log of users and items looks: only longer ones are histories.
+    lists = [part.columns[name] for name, _ in schema.lists]
+    return part.fault is None and part.num_samples > 0 and all(len(one.values) > len(one) for one in lists)
+
+
+def kept_columns(
+    files: Iterable[RawFile], schema: Schema, names: Sequence[str], *, block_bytes: int, has_label: bool
+) -> Iterator[Any]:
+    """Return record batches of some columns of a log; names are checked at once.
+
+    Args:
+        files: the files of the log.
+        names: as the log, its folders or, for text without names, the schema have them.
+        block_bytes: of text that is read at a time.
+        has_label: whether the lines of text without names have labels.
+
+    Raises:
+        InputError: the log has no such column, or its text is not UTF-8.
+        ConfigError: a name occurs twice.
+    """
+    from .tabular import constants_of, find_fields
+
+    refuse_twice(names, "--keep")
+    kept = []
+    lacking: list[tuple[RawFile, Sequence[str]]] = []
+    for file in files:
+        form, as_it_is = as_read(file, schema)
+        if form not in (*COLUMNAR, "json") and as_it_is.format != "csv" and not as_it_is.fields:
+            as_it_is = replace(as_it_is, fields=schema.columns(has_label=True))
+        fields, batches = _open(file, form, as_it_is, block_bytes=block_bytes, has_label=has_label)
+        constants = constants_of(file, names, fields)
+        own = [name for name in names if name not in constants] or fields[:1]
+        if form == "json":
+            lacking.append((file, [name for name in own if name not in fields]))
+        elif fields:  # a text may have no row, nor a header
+            find_fields(own, fields, file)
+        kept.append(_named(batches(own), names, constants))
+    if lacking:
+        from .json_parts import refuse_lacking
+
+        refuse_lacking(lacking)
+    return chain.from_iterable(kept)
+
+
+def _open(
+    file: RawFile, form: str, schema: Schema, **ways: Any
+) -> tuple[Sequence[str], Callable[[Sequence[str]], Iterator[Any]]]:
+    """Return the columns of a file, and what reads some of them."""
+    if form == "json":
+        from .json_parts import batches_of, first_rows
+
+        return first_rows(file)[0].schema.names, partial(batches_of, file)
+    if form in COLUMNAR:
+        from .columnar_parts import open_rows
+
+        with open_rows(file, form) as rows:
+            return rows.fields.names, partial(_batches, file, form)
+    from .csv_parts import CsvParts
+
+    parts = partial(CsvParts, file, 0, schema, **ways)
+    return parts(names=()).fields, lambda names: _texts(parts(names=names), names)
+
+
+def _named(batches: Iterable[Any], names: Sequence[str], constants: Mapping[str, str]) -> Iterator[Any]:
+    """Yield batches with all columns; those of the folders have one text in all rows, or none."""
+    for batch in batches:
+        texts = {name: pa.scalar(text or None, pa.string()) for name, text in constants.items()}
+        arrays = [
+            pa.repeat(texts[name], batch.num_rows) if name in texts else batch.column(name) for name in names
+        ]
+        yield pa.record_batch(arrays, names=list(names))
+
+
+def _batches(file: RawFile, form: str, names: Sequence[str]) -> Iterator[Any]:
+    from .columnar_parts import open_rows
+
+    with open_rows(file, form) as rows:
+        yield from rows.batches(names)
+
+
+def _texts(parts: CsvParts, names: Sequence[str]) -> Iterator[Any]:
+    for unread, head in parts.blocks():
+        block = unread.read()
+        found = parts.split(block, head)
+        arrays = []
+        for name, starts, stops in zip(names, found.starts, found.stops, strict=True):
+            array = array_of(Spans(block.text, starts, stops)).cast(pa.binary())
+            try:
+                arrays.append(array.cast(pa.string()))
+            except pa.ArrowInvalid as error:
+                raise InputError(
+                    f"{parts.file.path}: column {name!r} is not UTF-8, so --keep cannot copy it"
+                ) from error
+        yield pa.record_batch(arrays, names=list(names))
+
+
+def beside(probabilities: Iterable[Any], kept: Iterator[Any], logs: Sequence[RawFile]) -> Iterator[Any]:
+    """Yield batches of probabilities with the columns of the same rows.
+
+    Raises:
+        InputError: the log is another one now.
+    """
+    rest: Any = None
+    first: Any = None
+    for found in probabilities:
+        parts = []
+        missing = len(found)
+        while missing:
+            rest = rest if rest is not None and len(rest) else next(kept, None)
+            if rest is None:
+                raise _changed(logs[0])
+            first = rest.schema if first is None else first
+            rest = _as_first(rest, first)
+            parts.append(rest.slice(0, missing))
+            rest = rest.slice(len(parts[-1]))
+            missing -= len(parts[-1])
+        if parts:
+            columns = pa.Table.from_batches(parts).combine_chunks()
+            yield found.from_arrays(
+                [*found.columns, *(column.chunk(0) for column in columns.columns)],
+                schema=pa.schema([*found.schema, *columns.schema]),
+            )
+    for log in logs:
+        if not log.is_unchanged():
+            raise _changed(log)
+
+
+def _as_first(batch: Any, schema: Any) -> Any:
+    """Return a batch with the types of the log's first one: files of a log may differ in them."""
+    try:
+        return batch if batch.schema.equals(schema) else batch.cast(schema)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"--keep: a column has other types in later files: {str(error).splitlines()[0]}",
+            hint="leave the column out of --keep, or predict the files one by one",
+        ) from error
+
+
+def _changed(log: RawFile) -> InputError:
+    return InputError(f"{log.path} changed while it was read", hint="run again when it is complete")
+
+
+def refuse_name(names: Sequence[str], taken: Sequence[str]) -> None:
+    """Raise ConfigError where a column that is kept has the name of one of the scores."""
+    for name in names:
+        if name in taken:
+            raise ConfigError(
+                f"--keep names {name!r}, the column of the scores", hint="leave the column out of --keep"
+            )

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB, FormatError, HotsetError
 from ...pipeline.formats.columns import score_columns, write_scores
 from ...pipeline.raw.columnar_parts import TableParts
-from ...pipeline.raw.log_parts import beside, kept_columns, refuse_name
 from ...pipeline.raw.log_files import inspect_logs
-from ...pipeline.raw.log_parts import check_columns, open_parts
+from ...pipeline.raw.log_parts import beside, check_columns, kept_columns, open_parts, refuse_name
 from ...pipeline.raw.part import RawParts
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.schema.schema import Schema

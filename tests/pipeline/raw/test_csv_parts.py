@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from hotset.pipeline.errors import ByteSize, FormatError, InputError
 from hotset.pipeline.raw import part as part_module
 from hotset.pipeline.raw.csv_parts import RecordCuts, find_records, read_header
-from hotset.pipeline.raw.log_parts import kept_columns
-from hotset.pipeline.raw.log_parts import open_parts
+from hotset.pipeline.raw.log_parts import kept_columns, open_parts
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import Schema

@@ -1,6 +1,6 @@
 """Each known log is a file of data: its form is recognised, and a log of that form is read.
 
-Tests `recognise`, too.
+Tests `log_parts`, too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import xxhash
 from hotset.pipeline.errors import FormatError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.infer_schema import explain_built_in, propose_schema
-from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.raw.log_parts import recognise
+from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.schema.schema_file import KNOWN_LOGS, KnownLog, schema_named, write_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.tests.support.logs.known_logs import NUM_ROWS, lines_of
