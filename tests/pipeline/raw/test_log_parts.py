@@ -85,7 +85,7 @@ def test_columns_of_criteo_are_named_as_its_features_are() -> None:
 
 ROWS = [("r1", "1", 'a "b", c', "x"), ("", "0", "ü", "yy"), ("r3", "1", "", "z")] * 20
 NAMES = ("request", "click", "note", "site")
-COLUMNS = 'label = "click"\n[sparse]\nsite = "text"\n'
+KEPT = 'label = "click"\n[sparse]\nsite = "text"\n'
 
 
 def read(log: Path, schema: Schema, names: list[str], **options: Any) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ def test_text_is_copied_as_python_reads_it(header: bool, is_compressed: bool, tm
     log = tmp_path / "log.csv"
     log.write_bytes(gzip.compress(data) if is_compressed else data)
     fields = "" if header else f"header = false\nfields = {list(NAMES)}\n"
-    schema = schema_of(f'format = "csv"\n{fields}{COLUMNS}')
+    schema = schema_of(f'format = "csv"\n{fields}{KEPT}')
     wanted = [{"note": note, "request": request} for request, _, note, _ in ROWS]
     assert read(log, schema, ["note", "request"]) == wanted
 
@@ -116,7 +116,7 @@ def test_columns_of_parquet_keep_their_types(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "log")
     found = kept_columns(
         inspect_logs([tmp_path / "log"]),
-        schema_of(f'format = "parquet"\n{COLUMNS}'),
+        schema_of(f'format = "parquet"\n{KEPT}'),
         ["site", "request"],
         block_bytes=64,
         has_label=False,
@@ -139,13 +139,13 @@ def test_fields_of_criteos_text_have_the_names_of_the_schema(has_label: bool, tm
 def test_a_name_that_cannot_be_kept_is_refused(names: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("request,click,site\n1,1,a\n")
     with pytest.raises((InputError, ConfigError), match=message):
-        read(tmp_path / "log", schema_of(f'format = "csv"\n{COLUMNS}'), names)
+        read(tmp_path / "log", schema_of(f'format = "csv"\n{KEPT}'), names)
 
 
 def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"request,click,site\n\xff,1,a\n")
     with pytest.raises(InputError, match="column 'request' is not UTF-8"):
-        read(tmp_path / "log", schema_of(f'format = "csv"\n{COLUMNS}'), ["request"])
+        read(tmp_path / "log", schema_of(f'format = "csv"\n{KEPT}'), ["request"])
 
 
 @pytest.mark.parametrize("sizes", [[7], [3, 4], [0, 1, 5, 1]])
