@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from ...stats.curves import AccessRates, EpochUses, coverage_points, mean_unique_rows, top_shares
 from ...stats.ranking import levels_by_count
-from ...stats.row_bytes import row_bytes
 from ...stats.replication import (
     Network,
     RowUses,
@@ -34,6 +33,7 @@ from ...stats.replication import (
     pooled_traffic,
     traffic_of,
 )
+from ...stats.row_bytes import row_bytes
 from ..errors import GIB, MIB, ConfigError
 from ..folders.disk import is_discarded
 from ..folders.manifest import FileEntry, Manifest

@@ -29,8 +29,8 @@ from ...pipeline.folders.totals import ShardsTotals, multi_hot
 from ...pipeline.formats.ids import ONE_EACH, PartIds
 from ...pipeline.runtime.progress import Progress, no_progress
 from ...pipeline.statistics.coverage import table_sizes
-from ...stats.row_bytes import row_bytes
 from ...stats.replication import Network, RowUses, UseCounter, choose_prefixes
+from ...stats.row_bytes import row_bytes
 from ..config import TrainConfig
 from ..data.shards import Shards
 
