@@ -285,6 +285,7 @@ class RankRows(Embeddings):
         self, read: Callable[[str, int, int], torch.Tensor], tables: Sequence[EmbeddingTable]
     ) -> None:
         """Set all rows everywhere; optimizer states become zero."""
+        self.before_reading()
         # Rows that are cached on a device would be read in place of these, and written back over them later:
         # loading a state empties the caches.
         self._model.load_state_dict(self._model.state_dict())

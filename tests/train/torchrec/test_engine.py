@@ -11,6 +11,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -234,6 +235,28 @@ def test_the_run_folder_is_an_ordinary_one(
 
 @needs_torchrec
 @pytest.mark.slow
+def test_a_version_that_cannot_prefetch_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torchrec_or_skip()
+    from torchrec.distributed import train_pipeline
+
+    from hotset.train.torchrec.steps import Caches, pipeline_class
+
+    assert pipeline_class(is_prefetched=True) is train_pipeline.PrefetchTrainPipelineSparseDist
+    monkeypatch.delattr(train_pipeline, "PrefetchTrainPipelineSparseDist")
+    assert pipeline_class(is_prefetched=True) is None
+    assert pipeline_class(is_prefetched=False) is train_pipeline.TrainPipelineSparseDist
+    # Its tables fetch rows themselves.
+    tables = torch.nn.Module()
+    tables.register_buffer("lxu_cache_weights", torch.zeros(2, 4))
+    embeddings: Any = SimpleNamespace(cold={"4": SimpleNamespace(_lookups=[tables])})
+    assert not Caches(embeddings, torch.device("cpu")).prefetched
+    assert "each step fetches its own into the cache" in caplog.text
+
+
+@needs_torchrec
+@pytest.mark.slow
 def test_prefetching_into_caches_changes_no_bit(tmp_path: Path, rank_pool: RankPool) -> None:
     """The pipeline of TorchRec for GPUs, whose streams and tables are made up here."""
     spec = replace(LOGS["lists"], num_hot_only=192, num_mixed=770, num_evaluation=200)
@@ -362,6 +385,7 @@ def test_replicated_rows_take_the_steps_of_fbgemms_adam() -> None:
         used = torch.tensor([[0, 1, 5], [1, 2], [], [1, 3, 4, 5]][step], dtype=torch.int64)
         grad = torch.zeros(7, 3)
         grad[used] = torch.randn(len(used), 3, generator=rng) * torch.tensor([1.0, 1e-8, 0.0])
+        grad[1] *= step != 1  # a step by the averages alone
         rows.grad, before = grad.clone(), rows.detach().clone()
         group = GroupLookups(3, nothing, nothing, nothing, nothing, nothing, nothing, used_hot_U=used)
         found.step(rate, [group])
