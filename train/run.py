@@ -545,7 +545,7 @@ def begin_run(
     kind = RunCheckpoints
     try:
         if trainer.config.engine == "torchrec":
-            from .torchrec.checkpoints import TorchRecCheckpoints
+            from .torchrec.rank_rows import TorchRecCheckpoints
 
             kind = TorchRecCheckpoints
         elif ranks.num_ranks > 1:

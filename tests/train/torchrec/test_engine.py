@@ -1,7 +1,7 @@
 """Runs on TorchRec equal those of hotset's own engine, on any number of ranks, with and without replicas.
 
-The real library trains here, without a GPU, on gloo ranks in other processes. Also `embeddings`,
-`rank_rows` and `steps`, which such runs are made of.
+The real library trains here, without a GPU, on gloo ranks in other processes. Also `embeddings` and
+`steps`, which such runs are made of.
 """
 
 from __future__ import annotations
@@ -428,29 +428,6 @@ def test_adam_of_rows_on_a_gpu(tmp_path: Path) -> None:
     """Replicated, sharded and cached rows take the steps of hotset's own engine. It was never run yet."""
     torchrec_or_skip()
     compare_divisions(tmp_path, "cuda")
-
-
-@needs_torchrec
-@pytest.mark.slow
-def test_a_part_of_the_columns_has_its_part_of_the_state() -> None:
-    torchrec_or_skip()
-    from hotset.train.rows.embeddings import RowsPart
-    from hotset.train.torchrec.rank_rows import HeldPart, _set_rows
-
-    given = np.arange(2 * 9, dtype=np.float32).reshape(2, 9)
-    weights = np.arange(2 * 4, dtype=np.float32).reshape(2, 4)
-    rows = RowsPart(np.zeros(2, np.int32), np.array([6, 5], np.int32), weights, given)
-    kept = (torch.zeros(3, 3), torch.zeros(3, 3), torch.zeros(3, 1))
-    part = HeldPart(0, 4, 3, 1, 3, torch.zeros(3, 3), kept)
-    _set_rows(part, rows, 4)
-    state = part.rows(5, 7, state=True).numpy()
-    # Both averages of its columns, and the count of steps.
-    np.testing.assert_array_equal(state, given[::-1, [1, 2, 3, 5, 6, 7, 8]])
-    np.testing.assert_array_equal(part.rows(5, 7, state=False), weights[::-1, 1:])
-    assert not kept[0][0].any()
-    whole = np.zeros((2, 9), np.float32)
-    whole[:, part.columns(9, 4)] = state
-    assert whole[0].tolist() == [0, 10, 11, 12, 0, 14, 15, 16, 17]
 
 
 def test_batch_normalization_needs_one_rank() -> None:

@@ -1,4 +1,4 @@
-"""A run on TorchRec resumes from the rows that each rank has written, and starts runs of both engines."""
+"""The rows of ranks by table and id: a run resumes from what was written, and starts runs of both engines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from hotset.tests.support.processes.torchrec_ranks import FAULTS, Case, RankPool, losses_of, settings_of
-from hotset.tests.support.real_torchrec import needs_torchrec
+from hotset.tests.support.real_torchrec import needs_torchrec, torchrec_or_skip
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import run
 from hotset.train.checkpoints.files import newest_whole
 from hotset.train.config import CheckpointSettings
-from hotset.train.ranks.ranks import Ranks
+from hotset.train.ranks.ranks import Ranks, gather_texts
+from hotset.train.rows.embeddings import RowsPart
 from hotset.train.run_folder.files import STATES
 from hotset.train.run_folder.weights import open_weights
 from hotset.train.verify_run import verify_run
@@ -144,14 +145,32 @@ def test_adam_goes_on_with_its_averages_and_the_steps_of_rows(folder: Path, rank
         assert own[:, -1].max() > 5
 
 
-def test_texts_of_all_ranks_are_gathered() -> None:
-    pytest.importorskip("torchrec", reason="TorchRec is not installed")
-    from hotset.train.ranks.ranks import gather_texts
+@needs_torchrec
+@pytest.mark.slow
+def test_a_part_of_the_columns_has_its_part_of_the_state() -> None:
+    torchrec_or_skip()
+    from hotset.train.torchrec.rank_rows import HeldPart, _set_rows
 
+    given = np.arange(2 * 9, dtype=np.float32).reshape(2, 9)
+    weights = np.arange(2 * 4, dtype=np.float32).reshape(2, 4)
+    rows = RowsPart(np.zeros(2, np.int32), np.array([6, 5], np.int32), weights, given)
+    kept = (torch.zeros(3, 3), torch.zeros(3, 3), torch.zeros(3, 1))
+    part = HeldPart(0, 4, 3, 1, 3, torch.zeros(3, 3), kept)
+    _set_rows(part, rows, 4)
+    state = part.rows(5, 7, state=True).numpy()
+    # Both averages of its columns, and the count of steps.
+    np.testing.assert_array_equal(state, given[::-1, [1, 2, 3, 5, 6, 7, 8]])
+    np.testing.assert_array_equal(part.rows(5, 7, state=False), weights[::-1, 1:])
+    assert not kept[0][0].any()
+    whole = np.zeros((2, 9), np.float32)
+    whole[:, part.columns(9, 4)] = state
+    assert whole[0].tolist() == [0, 10, 11, 12, 0, 14, 15, 16, 17]
+
+
+def test_texts_of_all_ranks_are_gathered() -> None:
     texts = ["", "a", "ö" * 300]
 
     def work(ranks: Ranks) -> Sequence[str]:
         return gather_texts(ranks, texts[ranks.rank])
 
     assert run_thread_ranks(3, work) == [texts] * 3
-    assert torch.get_default_dtype() == torch.float32
