@@ -317,6 +317,8 @@ def unique_rows(inspected: Inspected, batch_sizes: Sequence[int] = BATCH_SIZES) 
         inspected.left_out.append(f"distinct rows per batch of list-valued features: {lists}")
     tables = zip(inspected.tables, inspected.counts, strict=True)
     counts = [count for table, count in tables if not table.is_multi_hot]
+    if not counts:
+        return []
     # Columns of the ids whose feature shares no table.
     is_shared = for_features(inspected.tables, [table.is_multi_hot for table in inspected.tables])
     own = [

@@ -23,6 +23,7 @@ from hotset.pipeline.statistics.coverage import (
     coverage,
     replication_of,
     room_for_replicas,
+    unique_rows,
 )
 from hotset.pipeline.statistics.folder import Inspected
 from hotset.stats.replication import Network, TableSize, memory_of
@@ -52,6 +53,13 @@ def test_budgets_rise_by_half_powers_of_two_up_to_all_rows(num_bytes: int) -> No
     curve = budgets[:-1]
     assert all(SMALLEST_BUDGET <= size < num_bytes for size in curve)
     assert all(b / a == pytest.approx(2**0.5, rel=1e-3) for a, b in pairwise(curve))
+
+
+def test_a_log_of_lists_alone_has_no_distinct_rows_to_expect() -> None:
+    table = SimpleNamespace(name="tags", is_multi_hot=True, features=())
+    inspected = SimpleNamespace(tables=[table], counts=[np.ones(3, np.int64)], num_train=3, left_out=[])
+    assert unique_rows(cast(Inspected, inspected)) == []
+    assert inspected.left_out == ["distinct rows per batch of list-valued features: tags"]
 
 
 SPEC = ShardSpec(multi_hot=(1, 2), same_table=(2,), num_rows=(5, 40, 40), num_hot=(3, 10, 10))
