@@ -70,8 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _open_closed_streams()
     _widen_tiny_terminal()
-    with _sigterm_as_ctrl_c():
-        return _main(arguments)
+    return _main(arguments)
 
 
 def _open_closed_streams() -> None:
@@ -101,17 +100,43 @@ def _widen_tiny_terminal() -> None:
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
+def _signals_interrupt() -> Iterator[None]:
+    """End the block with KeyboardInterrupt after Ctrl-C, and after SIGTERM, whatever it is doing."""
+    came: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    # A program that ignores or handles a signal itself goes on doing so; other threads get none.
     is_main = threading.current_thread() is threading.main_thread()
-    # A program that ignores or handles the signal itself goes on doing so; other threads get none.
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    before = {each: usual for each, usual in ours.items() if is_main and signal.getsignal(each) is usual}
+    for each in before:
+        signal.signal(each, interrupt)
+    try:
+        yield
+    except Exception as error:
+        # A module that is interrupted while it is imported may end with another error.
+        if not came:
+            raise
+        raise KeyboardInterrupt from error
+    finally:
+        for each, usual in before.items():
+            signal.signal(each, usual)
+
+
+@contextmanager
+def _next_ends_at_once() -> Iterator[None]:
+    """Let a second Ctrl-C end the process without a traceback."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, before)
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -122,7 +147,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         arguments = [*arguments[1:], arguments[0]]
     command = arguments[0] if arguments else ""
     try:
-        return _answer(arguments)
+        with _signals_interrupt():
+            return _answer(arguments)
     except HotsetError as error:
         # With --verbose the place in the code is shown too.
         logging.getLogger("hotset.cli").debug("the error was raised here:", exc_info=error)
@@ -130,7 +156,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             say_error(str(error), error.hint)
         return 1
     except KeyboardInterrupt as error:
-        _say_interrupted(command, arguments, error)
+        with _next_ends_at_once():
+            _say_interrupted(command, arguments, error)
         return 130
     except BrokenPipeError:  # the reader of stdout has ended: nothing may be flushed to it at exit
         _drop_stdout()

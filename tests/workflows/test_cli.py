@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -328,6 +329,20 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(
     assert main(["export-shards", "data"]) == 130
     assert capsys.readouterr().err == "interrupted: nothing was written\n"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_an_import_that_ctrl_c_breaks_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise AttributeError("partially initialized module")
+
+    monkeypatch.setattr("hotset.workflows.cli._run", interrupted)
+    assert main(["export-shards", "data"]) == 130
+    assert capsys.readouterr().err == "interrupted: nothing was written\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_only_commands_that_keep_finished_work_say_so_when_they_are_interrupted() -> None:
