@@ -52,10 +52,10 @@ from .raw.csv_parts import CsvParts
 from .raw.log_files import inspect_logs
 from .raw.part import Part, RawParts
 from .raw.raw_file import RawFile
-from .runtime.limits import Node
-from .runtime.memory import FIXED_BYTES, default_memory_bytes
+from .runtime.limits import Node, default_memory_bytes
 from .runtime.tasks import (
     DEFAULT_RESOURCES,
+    FIXED_BYTES,
     Resources,
     imagined_cluster,
     num_workers,

@@ -16,9 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from .errors import ConfigError
-from .raw.column_values import Values, is_list, is_text, plain, read_column
+from .raw.column_values import TICKS, Values, is_list, is_temporal, is_text, plain, read_column
 from .raw.text_fields import BAD, GOOD, MISSING, ListForm, ListSpans, Spans
-from .raw.times import TICKS, is_temporal
 from .schema.schema import PLAIN, SAMPLE_TIME, TIME_KINDS, Form, check_name, key_of, toml_of
 from .schema.schema_file import BRACKETS, entry_of
 

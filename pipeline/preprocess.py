@@ -32,8 +32,7 @@ from .formats.ids import PartSize, largest_part
 from .raw.log_files import examples_of, identity_of, inspect_logs, log_files
 from .raw.log_parts import COLUMNAR
 from .raw.raw_file import RawFile
-from .runtime.memory import check_caps, least_cap
-from .runtime.tasks import DEFAULT_RESOURCES, Resources
+from .runtime.tasks import DEFAULT_RESOURCES, Resources, check_caps, least_cap
 from .schema.schema import FeatureSettings, numbers_of
 from .schema.schema_file import schema_of
 from .stages import count as count_stage

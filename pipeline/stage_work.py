@@ -17,8 +17,18 @@ from .errors import MemoryCapError
 from .folders.manifest import Manifest
 from .folders.totals import VocabularyTotals
 from .formats.ids import PartSize, largest_part
-from .runtime.memory import FIXED_BYTES, groups_within, page_cache_bytes, room_for, rooms_of_machines
-from .runtime.tasks import Resources, crew_size, nodes, num_processes, num_workers
+from .runtime.limits import page_cache_bytes
+from .runtime.tasks import (
+    FIXED_BYTES,
+    Resources,
+    crew_size,
+    groups_within,
+    nodes,
+    num_processes,
+    num_workers,
+    room_for,
+    rooms_of_machines,
+)
 from .stages import count as count_stage
 from .stages import encode as encode_stage
 from .stages import pack as pack_stage

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..pipeline.errors import HotsetError, ShardError, format_byte_size
 from ..pipeline.folders.totals import by_feature
-from ..pipeline.runtime.memory import available_bytes
+from ..pipeline.runtime.limits import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX, GROUP, WEIGHT
 from .build_embeddings import RowTools, build_groups, open_device, set_threads
 from .build_model import ModelSource, build_model, pooled_step

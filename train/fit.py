@@ -24,7 +24,7 @@ from torch import nn
 from ..pipeline.errors import ConfigError, local_path, plain_value
 from ..pipeline.formats.user_data import CategoryIds, Frame, array_of, like_frame, table_of, write_frame
 from ..pipeline.raw.log_files import inspect_logs
-from ..pipeline.runtime.show_progress import shown_progress
+from ..pipeline.runtime.progress import shown_progress
 from ..pipeline.schema.schema import nearest
 from ..pipeline.schema.schema_file import schema_of
 from ..pipeline.settings import Bytes, LastBatch, PreprocessSettings, Real, Whole, refuse_unknown

@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from ..pipeline.errors import MIB
-from ..pipeline.runtime.limits import usable_cores
-from ..pipeline.runtime.memory import available_bytes
+from ..pipeline.runtime.limits import available_bytes, usable_cores
 from ..pipeline.runtime.tasks import Resources
 from ..stats.kernel import is_compiled
 

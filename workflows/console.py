@@ -27,8 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ..pipeline.runtime.progress import Progress
-    from ..pipeline.runtime.progress_bars import Bars
+    from ..pipeline.runtime.progress import Bars, Progress
 
 _WIDE = 200
 _TOGETHER = re.compile(r"\d (?:[KMGT]iB|B|M samples/s|samples/s|ms|µs|s)\b|[Dd]efault: [^ ]+")
@@ -233,14 +232,11 @@ def print_json(result: Mapping[str, object]) -> None:
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
     """Yield what shows the stage that runs: a bar on a terminal, and elsewhere a line every half minute."""
-    # Most commands run where no bar is shown, and start sooner without what draws them.
-    from ..pipeline.runtime.progress import Lines, no_progress
+    from ..pipeline.runtime.progress import Bars, Lines, no_progress
 
     if _Messages.are_quiet or not sys.stderr.isatty():
         yield no_progress if _Messages.are_quiet else Lines(say)
         return
-    from ..pipeline.runtime.progress_bars import Bars
-
     with Bars(stderr_console()) as bars:
         _Messages.bars = bars
         # Until the first stage reports: checksums and compiling take seconds.

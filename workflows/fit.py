@@ -9,7 +9,7 @@ from typing import Any
 
 from ..pipeline.errors import local_path
 from ..pipeline.folders.manifest import shards_in
-from ..pipeline.runtime.show_progress import shown_progress
+from ..pipeline.runtime.progress import shown_progress
 from ..train.config import TrainConfig, is_launched
 from ..train.fit import FittedRun
 from ..train.fit import fit as _fit

@@ -17,7 +17,7 @@ from ..pipeline.errors import ByteSize, ConfigError, local_path, plain_value
 from ..pipeline.formats.user_data import Frame, check_frame, write_frame
 from ..pipeline.preprocess import PreprocessConfig
 from ..pipeline.preprocess import preprocess as _preprocess
-from ..pipeline.runtime.show_progress import shown_progress
+from ..pipeline.runtime.progress import shown_progress
 from ..pipeline.runtime.tasks import ProgressCallback, Resources
 from ..pipeline.schema.schema_file import schema_of, setting_of
 from ..pipeline.settings import Bytes, PreprocessSettings, Whole, refuse_unknown

@@ -31,8 +31,7 @@ from ..errors import InputError, ManifestError, MemoryCapError
 from ..folders.disk import write_synced
 from ..folders.manifest import Manifest, hash_file
 from ..folders.totals import ColumnsFacts, ColumnsSettings, ColumnsTotals
-from ..runtime.memory import workers_within
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, workers_within
 from ..schema.schema import Schema
 from .part import Block, PlainBlock, iterate_blocks
 from .raw_file import RawFile

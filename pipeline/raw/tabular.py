@@ -35,15 +35,16 @@ from .column_values import (
     Values,
     elements_of_row,
     is_list,
+    is_temporal,
     is_text,
     other_kind,
     plain,
     read_column,
+    shown_time,
 )
 from .part import Fault, Part, Rows, shown_bytes
 from .raw_file import RawFile
 from .text_fields import BAD, MISSING, ListForm, ListSpans, Spans
-from .times import is_temporal, shown_time
 
 NO_CONSTANTS: Mapping[str, str] = {}
 _WANTED = {

@@ -1,4 +1,4 @@
-"""Limits of this process: control groups, ``ulimit -v`` and the number of cores; and machines of a cluster.
+"""Memory and cores that this process may use: control groups, ``ulimit -v``; and machines of a cluster.
 
 Linux shows control groups as folders: version 1 has a tree for each controller, version 2 has one tree. The
 limit of a group also binds the groups inside it, so a process is bound by its group and by all groups around
@@ -162,3 +162,72 @@ def lost_library(subject: str, error: BaseException) -> SystemFaultError | None:
 def _addresses_taken() -> int:
     """Return the bytes of addresses of this process; 0 where the system does not say."""
     return numbers_in(Path("/proc/self/status")).get("VmSize", 0) * 1024
+
+
+SHARE = 4
+"""Part of a machine's memory that a run takes where no cap is given: a quarter."""
+_NO_LIMIT = 1 << 62
+"""Limits from here on are none; version 1 of control groups has the largest multiple of a page."""
+
+
+def machine_bytes() -> int:
+    """Return the memory of this machine, or of its container where that has less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *(limit for limit, _ in _limits_of_groups())])
+
+
+def default_memory_bytes() -> int:
+    """Return a quarter of this machine's memory, or of its container's where that has less."""
+    return machine_bytes() // SHARE
+
+
+def anonymous_bytes() -> int:
+    """Return the anonymous resident memory of this process; 0 if the system does not report it."""
+    return numbers_in(Path("/proc/self/status")).get("RssAnon", 0) * 1024
+
+
+def available_bytes() -> int | None:
+    """Return the memory that this process may still take by all limits, or None."""
+    # The machine, a container and a limit of the process may each bind; unknown ones do not.
+    limits = [_available_to_machine(), _available_to_cgroup(), addresses_left()]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def page_cache_bytes(held_bytes: int) -> int | None:
+    """Return the bytes of files that memory has room for next to ``held_bytes`` more; None if unknown."""
+    limits = [_available_to_machine(has_swap=False), _available_to_cgroup()]
+    available = min((limit for limit in limits if limit is not None), default=None)
+    return None if available is None else max(0, available - held_bytes)
+
+
+def _available_to_machine(*, has_swap: bool = True) -> int | None:
+    found = numbers_in(Path("/proc/meminfo"))
+    names = ["MemAvailable", *["SwapFree"] * has_swap]
+    return 1024 * sum(found.get(name, 0) for name in names) if "MemAvailable" in found else None
+
+
+def _available_to_cgroup() -> int | None:
+    """Return what the groups of this process may still take; None without a limit."""
+    return min((max(0, limit - held) for limit, held in _limits_of_groups()), default=None)
+
+
+def _limits_of_groups() -> list[tuple[int, int]]:
+    """Return the limit of each control group that has one, and what the group holds for good (bytes)."""
+    found = [_limit_of(group) for group in control_groups("memory")]
+    return [each for each in found if each is not None]
+
+
+def _limit_of(group: ControlGroup) -> tuple[int, int] | None:
+    """Return the limit of a group and what it holds for good; None where it has no limit."""
+    names = ("memory.max", "memory.current", "file", "shmem")
+    if group.version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+    limit = group.read(names[0])
+    used = group.read(names[1])
+    # Version 2 says "max" where there is no limit, version 1 a number that is no size of any memory.
+    if not (limit.isdecimal() and used.isdecimal()) or int(limit) >= _NO_LIMIT:
+        return None
+    # The kernel drops the page cache for a group that needs memory, except files on a memory device.
+    held = numbers_in(group.folder / "memory.stat")
+    droppable = max(0, held.get(names[2], 0) - held.get(names[3], 0))
+    return int(limit), max(0, int(used) - droppable)

@@ -1,4 +1,4 @@
-"""Run independent tasks on workers.
+"""Run independent tasks on workers, within ``--memory``.
 
 Workers are threads by default: kernels release the GIL, tables are held once and nothing is serialized. With
 the engine ``ray`` they are processes of a Ray cluster, which pays off where one machine is too slow; all its
@@ -8,7 +8,13 @@ Results are yielded in the order of the tasks, whatever order they finish in, an
 are in flight, so the size of a task bounds the memory. When a run ends, by an error, Ctrl-C or a caller that
 stops reading, no task is still running that could write into the folder during the next run.
 
-`Resources` holds the workers, memory and progress callback of a call; none of them changes a byte.
+`Resources` holds the workers, memory and progress callback of a call; none of them changes a byte. The cap is
+on anonymous resident memory, of this process and its workers on one machine together. Part of it is spent
+before a stage begins (interpreter, libraries, compiled kernels, what the allocators keep): the rest is the
+stage's room. Pages of mapped files belong to the page cache and do not count, so what a stage cannot hold
+goes to files, see `folders.output`. On a cluster every machine has the cap, or by default a quarter of its
+own memory; of machines that differ the one with the least room decides. More machines never leave a worker
+less.
 
 A thread reuses its buffers for its next task, because fresh pages cost more than the work done in them: 0.1 s
 per GiB at their first touch, and 2 s if the host of a virtual machine has to find the memory first. A reused
@@ -26,19 +32,19 @@ import pickle
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, MissingExtraError, install_hint
-from .limits import Node, usable_cores
+from ..errors import MIB, ConfigError, MemoryCapError, MissingExtraError, format_byte_size, install_hint
+from .limits import SHARE, Node, anonymous_bytes, default_memory_bytes, usable_cores
 
 if TYPE_CHECKING:
     from .ray_engine import RayEngine
@@ -390,3 +396,135 @@ def release_pages(array: NDArray[Any]) -> None:
     stop = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if stop > start and hasattr(mmap, "MADV_DONTNEED"):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
+
+
+Item = TypeVar("Item")
+FIXED_BYTES = 160 * MIB
+"""Memory of the interpreter, libraries and kernels; 47 MiB at import, 110 to 140 after some stages."""
+_SLACK_BYTES = 32 * MIB
+"""Allowance for what allocators take beyond what is requested."""
+_WAYS_OUT = {"ingest": "a smaller --block-bytes needs less"}
+"""Remedies of stages that take fewer workers by themselves where memory is short."""
+
+
+def room_for(stage: str, resources: Resources, needed_bytes: int, *, here: bool = False) -> int:
+    """Return the bytes that ``stage`` may hold at a time on each machine; at least ``needed_bytes``.
+
+    Args:
+        stage: for the message.
+        resources: the cap, and the workers: each may be a process, which has fixed costs too. Without a cap
+            the stage gets a quarter of the machine's memory, or what it needs.
+        needed_bytes: the least the stage can do with on a machine.
+        here: the tasks share memory, so they run in threads of this machine, whatever the engine.
+
+    Raises:
+        MemoryCapError: the stage cannot keep within the cap; the hint names one that would do.
+    """
+    check_cap(stage, resources, needed_bytes, here=here)
+    give_back()
+    return max(needed_bytes, min(rooms_of_machines(resources, here=here)))
+
+
+def rooms_of_machines(resources: Resources, *, here: bool = False) -> list[int]:
+    """Return what the cap of each machine leaves; negative where its processes take more."""
+    spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES)
+    cap = resources.memory_bytes
+    if here or not nodes():
+        imagined = imagined_node()
+        own = imagined.memory_bytes // SHARE if imagined else default_memory_bytes()
+        return [(cap or own) - spent]
+    # Each worker process spends the fixed part of an interpreter before it holds anything for the stage.
+    workers = num_workers(resources.workers)
+    cores = cores_of_worker(nodes(), workers)
+    crews = [node.num_workers(cores, workers) if workers > 1 else 0 for node in nodes()]
+    caps = [cap or node.memory_bytes // SHARE for node in nodes()]
+    return [own - spent - crew * FIXED_BYTES for own, crew in zip(caps, crews, strict=True)]
+
+
+def workers_within(stage: str, resources: Resources, worker_bytes: int, shared_bytes: int = 0) -> int:
+    """Return the largest number of workers that keeps ``stage`` within the memory cap of every machine.
+
+    Args:
+        stage: for the message.
+        resources: the cap, a quarter of the machine's memory where there is none, and the most workers.
+        worker_bytes: memory of each worker.
+        shared_bytes: memory that the workers of a machine should have in common; one worker does without.
+
+    Raises:
+        MemoryCapError: not even one worker keeps a cap that was given; the hint names one that would do.
+    """
+    # One worker fewer until all fit, as each takes the same.
+    fewer = replace(resources, workers=num_workers(resources.workers))
+    while fewer.workers > 1:
+        needed = crew_size(fewer.workers) * worker_bytes + shared_bytes
+        if min(rooms_of_machines(fewer)) >= needed:
+            break
+        fewer = replace(fewer, workers=fewer.workers - 1)
+    check_cap(stage, replace(resources, workers=1), worker_bytes)
+    return fewer.workers
+
+
+def least_cap(resources: Resources, needed_bytes: int, *, here: bool = False) -> int:
+    """Return the smallest ``--memory`` for a stage (bytes), with the fixed costs of a machine's processes."""
+    return (1 + (0 if here else num_processes(resources.workers))) * FIXED_BYTES + needed_bytes
+
+
+def check_cap(stage: str, resources: Resources, needed_bytes: int, *, here: bool = False) -> None:
+    """Raise MemoryCapError where ``stage`` cannot keep within the memory cap, if there is one."""
+    check_caps(resources, {stage: least_cap(resources, needed_bytes, here=here)})
+
+
+def check_caps(resources: Resources, least_caps: Mapping[str, int]) -> None:
+    """Raise MemoryCapError where one of the stages cannot keep within the memory cap, if there is one.
+
+    The error names the stage that needs the most, so the cap in its hint does for all of them. An imagined
+    machine has no more memory than it is said to have.
+    """
+    stage, largest = max(least_caps.items(), key=lambda need: need[1])
+    option, cap = "--memory", resources.memory_bytes
+    machine = imagined_node()
+    if machine is not None and (cap is None or machine.memory_bytes < cap):
+        option, cap = "--node-memory", machine.memory_bytes
+    if cap is None or cap >= largest:
+        return
+    # Rounded up to whole mebibytes, so that the cap in the hint is accepted.
+    enough = -(-largest // MIB)
+    way_out = _WAYS_OUT.get(stage, "fewer --workers need less")
+    error = MemoryCapError(
+        f"{stage} cannot stay within {format_byte_size(cap)} of memory",
+        hint=f"{option} {enough}MiB would do; {way_out}",
+    )
+    error.least_bytes = largest
+    raise error
+
+
+def groups_within(
+    room_bytes: int, items: Iterable[Item], bytes_of: Callable[[Item], int]
+) -> Iterator[list[Item]]:
+    """Group consecutive items that fit in ``room_bytes`` together; one that does not is a group by itself."""
+    group: list[Item] = []
+    held = 0
+    # Items are not reordered: a group is a run of them.
+    for item in items:
+        needed = bytes_of(item)
+        if group and held + needed > room_bytes:
+            yield group
+            group = []
+            held = 0
+        group.append(item)
+        held += needed
+    if group:
+        yield group
+
+
+def give_back() -> None:
+    """Return to the system what this thread's buffers and the allocators keep."""
+    import pyarrow as pa  # which stages have imported
+
+    # First what this package keeps, then the pools of Arrow and of the C library.
+    drop_thread_buffers()
+    pa.default_memory_pool().release_unused()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):  # another C library
+        return

@@ -43,8 +43,7 @@ from ..folders.totals import (
 from ..formats.arrow_files import COUNT_COLUMNS, read_batch, read_file, values_of
 from ..formats.columns import tables_of, text_tables, top_categories, write_top_texts
 from ..raw.log_files import is_of_group
-from ..runtime.memory import check_cap, room_for
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, crew_size
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, check_cap, crew_size, room_for
 from ..schema.schema import SAMPLE_TIME
 from .count_tasks import CountedLog, Span, checksum_of_parts, count_tables, least_room
 

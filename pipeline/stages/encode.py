@@ -43,15 +43,19 @@ from ..formats.arrow_files import lookups_of, read_batch, validity_of, values_of
 from ..formats.columns import transform_columns
 from ..formats.ids import FoundIds, PartIds, PartSize, largest_part
 from ..raw.part import Fault, Part, RawParts, UnreadPart
-from ..runtime.memory import check_cap, groups_within, room_for, rooms_of_machines, workers_within
 from ..runtime.tasks import (
     DEFAULT_RESOURCES,
     Resources,
+    check_cap,
     crew_size,
+    groups_within,
     nodes,
     num_processes,
+    room_for,
+    rooms_of_machines,
     run_tasks,
     thread_buffer,
+    workers_within,
 )
 from ..schema.schema import Schema
 

@@ -41,6 +41,7 @@ from ..folders.resume import Continuation, starts_with
 from ..folders.totals import ColumnsFacts, ColumnsTotals, RawLog
 from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
+from ..raw.column_values import shown_time
 from ..raw.log_files import (
     REMEDY,
     check_log,
@@ -58,9 +59,7 @@ from ..raw.log_files import (
 from ..raw.log_parts import COLUMNAR, JoinedFiles, as_read, check_columns, open_parts
 from ..raw.part import QUOTE, UTF_8, Fault, Part, RawParts, UnreadPart, UnreadParts, iterate_blocks
 from ..raw.raw_file import RawFile
-from ..raw.times import shown_time
-from ..runtime.memory import workers_within
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_processes, run_tasks, silent
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_processes, run_tasks, silent, workers_within
 from ..schema.schema import SAMPLE_TIME, Schema
 from ..schema.schema_file import is_fingerprint, schema_identity, schema_of, write_schema
 

@@ -59,8 +59,7 @@ from ..folders.totals import (
     VocabularyTotals,
 )
 from ..formats.arrow_files import OpenedParts
-from ..runtime.memory import room_for
-from ..runtime.tasks import Resources, run_tasks, threads_here
+from ..runtime.tasks import Resources, room_for, run_tasks, threads_here
 from .row_order import (
     Arrange,
     Arrangement,

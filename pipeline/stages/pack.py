@@ -32,11 +32,14 @@ from ..folders.output import Output, input_of
 from ..folders.totals import KindCounts, PlanSettings, PlanTotals, ShardFacts, ShardKind, ShardsTotals
 from ..formats.arrow_files import as_fixed_lists, as_lists, column_of
 from ..formats.batch_checksums import note_checksums, shard_schema, write_checksums, write_shard
-from ..runtime.memory import check_cap, groups_within, page_cache_bytes, room_for
+from ..runtime.limits import page_cache_bytes
 from ..runtime.tasks import (
     DEFAULT_RESOURCES,
     Resources,
+    check_cap,
+    groups_within,
     release_pages,
+    room_for,
     run_tasks,
     thread_buffer,
     threads_here,

@@ -51,8 +51,7 @@ from ..formats.arrow_files import (
     write_batch,
 )
 from ..formats.columns import write_id_texts
-from ..runtime.memory import check_cap, room_for
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, crew_size, run_tasks, silent
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, check_cap, crew_size, room_for, run_tasks, silent
 from ..schema.schema import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
 from .row_order import Arrange, RankedTable, write_table
 

@@ -50,8 +50,7 @@ from ..folders.totals import (
 from ..formats.arrow_files import OpenedParts, num_words, values_of, write_words
 from ..formats.columns import transform_columns
 from ..formats.ids import PartIds
-from ..runtime.memory import groups_within
-from ..runtime.tasks import run_tasks, thread_buffer
+from ..runtime.tasks import groups_within, run_tasks, thread_buffer
 
 _LARGEST = np.uint64(2**64 - 1)
 _ROOM_BYTES = 64 * MIB

@@ -35,8 +35,7 @@ from ..folders.totals import (
 )
 from ..formats.arrow_files import read_batch, write_batch
 from ..formats.ids import PartIds
-from ..runtime.memory import check_cap
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, crew_size, run_tasks
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, check_cap, crew_size, run_tasks
 from ..schema.schema import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
 from .row_order import HotOrder, read_tables
 

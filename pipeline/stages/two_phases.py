@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, format_byte_size
 from ..folders.output import Output
 from ..folders.pieces import PieceArrays, PieceFolders, Run, lack_of_room
-from ..runtime.memory import check_cap, groups_within
-from ..runtime.tasks import Resources, run_tasks, threads_here
+from ..runtime.tasks import Resources, check_cap, groups_within, run_tasks, threads_here
 from .shuffle import (
     Buffers,
     Group,

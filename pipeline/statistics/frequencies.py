@@ -42,7 +42,7 @@ from ..folders.totals import (
 )
 from ..formats.arrow_files import DAMAGE, clicks_and_gaps, read_batch
 from ..formats.ids import read_lookups
-from ..runtime.memory import available_bytes
+from ..runtime.limits import available_bytes
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
 from ..schema.schema import LABEL
 from .coverage import budgets, coverage, hot_samples, hot_tables, unique_rows

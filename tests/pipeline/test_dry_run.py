@@ -46,8 +46,7 @@ from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, Stage, StageRe
 from hotset.pipeline.raw.part import RawParts
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.limits import Node
-from hotset.pipeline.runtime.memory import FIXED_BYTES
-from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.runtime.tasks import FIXED_BYTES, Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stage_work import work_of_stages
 from hotset.pipeline.stages.count import CountConfig

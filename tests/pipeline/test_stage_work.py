@@ -15,8 +15,7 @@ from hotset.pipeline.formats.ids import PartSize
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, run_stage
 from hotset.pipeline.raw import part
-from hotset.pipeline.runtime.memory import FIXED_BYTES
-from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.runtime.tasks import FIXED_BYTES, Resources
 from hotset.pipeline.stage_work import StageWork
 from hotset.pipeline.stages import count_tasks, encode, pack
 from hotset.pipeline.stages.ingest import IngestConfig, ingest

@@ -1,4 +1,4 @@
-"""The terminal while a command works and after it (`console`, `progress_bars`)."""
+"""The terminal while a command works and after it (`console`, `progress`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from threading import Barrier
 import pytest
 from rich.console import Console
 
-from hotset.pipeline.runtime.progress import Speed, rate_text
-from hotset.pipeline.runtime.progress_bars import Bars
+from hotset.pipeline.runtime.progress import Bars, Speed, rate_text
 from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows.console import TextTable, describe_rate, print_table, say_error, say_next
 
@@ -123,7 +122,7 @@ def test_a_title_wraps_at_the_width_of_the_terminal_and_not_at_that_of_its_table
 
 _NOTED = """
 import functools, itertools, sys
-from hotset.pipeline.runtime import progress_bars as module
+from hotset.pipeline.runtime import progress as module
 from hotset.workflows.console import progress_bars
 # A thousand samples take a second, however long they took.
 module.Bars = functools.partial(module.Bars, clock=itertools.count().__next__)

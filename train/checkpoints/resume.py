@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ...pipeline.errors import GIB, KIB, MIB, HotsetError, first_line
-from ...pipeline.runtime.memory import available_bytes
+from ...pipeline.runtime.limits import available_bytes
 from ..build_embeddings import RunStart
 from ..config import CheckpointSettings, TrainConfig
 from ..data.shards import Shards

@@ -33,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB, HotsetError, format_byte_size
-from ...pipeline.runtime.memory import available_bytes
+from ...pipeline.runtime.limits import available_bytes
 from ...stats.batch_rows import LookupsByRow, locate_distinct_rows, locate_lookups
 from ...stats.id_tables import mix64_pair
 from ..data.batch import BatchIds

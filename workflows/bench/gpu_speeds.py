@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ByteSize
-from ...pipeline.runtime.memory import available_bytes
+from ...pipeline.runtime.limits import available_bytes
 from ...pipeline.runtime.tasks import num_workers
 from ...stats.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order

@@ -38,8 +38,7 @@ from ...pipeline.preprocess import FOLDERS, PreprocessConfig, StageReport, prepr
 from ...pipeline.raw.part import Block, PlainBlock, iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.raw.text_parts import parse_block
-from ...pipeline.runtime.limits import numbers_in
-from ...pipeline.runtime.memory import default_memory_bytes
+from ...pipeline.runtime.limits import default_memory_bytes, numbers_in
 from ...pipeline.runtime.tasks import Resources, num_workers, run_tasks
 from ...pipeline.schema.schema import LABEL
 from ...pipeline.schema.schema_file import schema_named

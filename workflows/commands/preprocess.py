@@ -43,8 +43,7 @@ from ...pipeline.preprocess import (
     run_stage,
 )
 from ...pipeline.raw.log_files import inspect_logs
-from ...pipeline.runtime.limits import Node
-from ...pipeline.runtime.memory import default_memory_bytes, machine_bytes
+from ...pipeline.runtime.limits import Node, default_memory_bytes, machine_bytes
 from ...pipeline.runtime.tasks import EngineName, Resources, num_workers, use_engine
 from ...pipeline.schema.schema_file import schema_named, setting_of
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for

@@ -27,7 +27,8 @@ from hotset.pipeline.folders.output import (
     remove_arrays,
     write_arrays,
 )
-from hotset.pipeline.runtime.memory import anonymous_bytes, give_back
+from hotset.pipeline.runtime.limits import anonymous_bytes
+from hotset.pipeline.runtime.tasks import give_back
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.logs.criteo_text import tree_of
 from hotset.tests.support.processes.kills import Killed

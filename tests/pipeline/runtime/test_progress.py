@@ -1,4 +1,4 @@
-"""Progress as plain lines, by a clock of the test (`progress`, `show_progress`).
+"""Progress as plain lines, by a clock of the test.
 
 Bars are tested with the terminal.
 """
@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.runtime import show_progress
-from hotset.pipeline.runtime.progress import Lines, Pace, clock_text
-from hotset.pipeline.runtime.show_progress import shown_progress
+from hotset.pipeline.runtime import progress
+from hotset.pipeline.runtime.progress import Lines, Pace, clock_text, shown_progress
 
 
 class Clock:
@@ -92,7 +91,7 @@ def test_times_are_clocks() -> None:
 def test_a_call_from_python_reports_in_lines_where_stderr_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show_progress, "Lines", partial(Lines, every_seconds=0))
+    monkeypatch.setattr(progress, "Lines", partial(Lines, every_seconds=0))
     with shown_progress(True) as shown:
         shown("encode", 5, 10)
         # Another call inside draws nothing over it.
@@ -109,7 +108,7 @@ def test_a_notebook_has_one_line_that_changes(
     shell = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     seconds = iter(range(100))
-    monkeypatch.setattr(show_progress, "Lines", partial(Lines, clock=lambda: next(seconds)))
+    monkeypatch.setattr(progress, "Lines", partial(Lines, clock=lambda: next(seconds)))
     with shown_progress(True) as shown:
         shown("encode", 5, 10)
         shown("encode", 10, 10)

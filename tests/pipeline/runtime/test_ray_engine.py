@@ -20,8 +20,7 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, EngineError, InputError
 from hotset.pipeline.preprocess import preprocess
-from hotset.pipeline.runtime.limits import Node
-from hotset.pipeline.runtime.memory import default_memory_bytes
+from hotset.pipeline.runtime.limits import Node, default_memory_bytes
 from hotset.pipeline.runtime.tasks import Resources, nodes, num_workers, run_tasks, use_engine
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG

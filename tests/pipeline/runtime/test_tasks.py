@@ -21,11 +21,12 @@ import pytest
 from hotset.pipeline.errors import MIB, ConfigError, install_hint
 from hotset.pipeline.runtime import tasks
 from hotset.pipeline.runtime.limits import Node
-from hotset.pipeline.runtime.memory import FIXED_BYTES, check_cap, room_for
 from hotset.pipeline.runtime.tasks import (
     DEFAULT_RESOURCES,
     ENGINES,
+    FIXED_BYTES,
     Resources,
+    check_cap,
     cores_of_worker,
     crew_size,
     drop_thread_buffers,
@@ -33,6 +34,7 @@ from hotset.pipeline.runtime.tasks import (
     num_workers,
     placed_like_file,
     release_pages,
+    room_for,
     run_tasks,
     silent,
     thread_buffer,
@@ -242,7 +244,7 @@ def cluster() -> Iterator[None]:
 
 
 def test_a_cap_counts_what_every_process_costs(monkeypatch: pytest.MonkeyPatch, cluster: None) -> None:
-    monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
+    monkeypatch.setattr("hotset.pipeline.runtime.tasks.anonymous_bytes", lambda: 0)
     assert num_processes(3) == 3 and num_processes(1) == 0
     with pytest.raises(ConfigError) as caught:
         check_cap("count", Resources(3, 4 * FIXED_BYTES), MIB)

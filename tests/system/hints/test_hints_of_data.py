@@ -311,7 +311,7 @@ def test_maps_between_other_schemas(shell: Shell) -> None:
     map_ids(data, data, Path("map"))
 
 
-@follows("pipeline/runtime/memory.py::check_caps")
+@follows("pipeline/runtime/tasks.py::check_caps")
 @pytest.mark.parametrize("workers", [["--workers", "1"], ["--workers", "3"]])
 def test_too_little_memory(shell: Shell, workers: list[str]) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other", *workers, "--memory"]
