@@ -48,9 +48,9 @@ from ..stats.step_times import (
     predict,
     where_more_stops_paying,
 )
-from .config import MODEL_NAMES, TrainConfig
-from .model.choose_model import choose_model
-from .model.shapes import DcnShape, DlrmShape, dlrm_shape
+from .config import TrainConfig
+from .config_parts import MODEL_NAMES
+from .model.shapes import DcnShape, DlrmShape, choose_model, dlrm_shape
 
 STAGING_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of the memory for rows that are tried as staging slots."""

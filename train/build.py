@@ -36,32 +36,39 @@ from .build_model import (
     predicts,
     warn_of_probabilities,
 )
-from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig
-from .data.batch import Batch, Lookups, LookupsOfBatch, MicroBatches, with_histories
-from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
+from .config import Optimizers, TrainConfig
+from .config_parts import ChosenExchange, ModelConfig, parse_best_by, parse_loss_weights
+from .data.batch import (
+    Batch,
+    BatchOrder,
+    CutOrder,
+    Lookups,
+    LookupsOfBatch,
+    MicroBatches,
+    ResumedOrder,
+    SeededOrder,
+    with_histories,
+)
 from .data.shards import Shards
-from .dense.dense_step import DenseStep, GraphStep, TiledStep, build_dense_step
-from .dense.gradients import BuildSums
 from .evaluate import Predictor
+from .loop import Trainer
 from .metrics import Answers, Meter
-from .model.choose_model import choose_labels, choose_model
-from .model.layers import DenseModel
-from .model.shapes import ModelInputs
-from .placements.placements import num_planned_steps, num_steps_ahead, spills
-from .placements.step_source import StepSource
+from .model.dense_step import DenseStep, GraphStep, TiledStep, build_dense_step
+from .model.dlrm import DenseModel
+from .model.gradients import BuildSums
+from .model.shapes import ModelInputs, choose_labels, choose_model
+from .placements.placements import StepSource, num_planned_steps, num_steps_ahead, spills
 from .ranks.ranks import OneRank, Ranks
-from .recipe_options import parse_best_by, parse_loss_weights
 from .rows.embeddings import Embeddings, refill_stores, restore_rows
 from .rows.tiers import HostMemory
 from .step import DenseUpdate, HostSteps, LearningRates, StepParts, StepRunner, Stopping
 from .threads import Readers, WorkThreads
-from .trainer import Trainer
 
 if TYPE_CHECKING:
-    from .dense.objective import Objective
     from .device import Device
+    from .model.kernels import Objective
+    from .ranks.exchange import Node
     from .ranks.messages import CodedExchange
-    from .ranks.node import Node
 
 MOST_READERS = 16
 """Threads that read and pack for a GPU: 40 million samples per second, more than it takes."""
@@ -276,7 +283,7 @@ def build_objective(
     is_plain = columns == [LABEL] and weights == [1.0] and not shards.num_unlabeled
     if is_plain and config.loss is None and WEIGHT not in shards.sample_columns:
         return None
-    from .dense.objective import Objective
+    from .model.kernels import Objective
 
     own_loss = None if config.loss is None else open_loss(config.loss, len(columns), loss_source)
     return Objective(tuple(columns), tuple(weights), own_loss)
@@ -292,7 +299,7 @@ class _Reading(NamedTuple):
 
 def _share_reading(shards: Shards, ranks: Ranks, micro_batches: MicroBatches) -> tuple[Node, _Reading]:
     """Let this rank read its own samples, and one rank of each machine the lookups of all."""
-    from .ranks.node import Node, NodeLookups, OwnBatches
+    from .ranks.exchange import Node, NodeLookups, OwnBatches
 
     node = Node(ranks)
     lookups = NodeLookups(shards, node)
@@ -313,7 +320,7 @@ def _build_rows(
     if coded is None or node is None:
         embeddings = build_embeddings(shards, config, tools)
     else:
-        from .build_ranks import build_ranked_embeddings
+        from .ranked_run import build_ranked_embeddings
 
         embeddings = build_ranked_embeddings(shards, config, tools, ranks, coded, node)
     if start is not None:
@@ -371,7 +378,7 @@ def _build_step_source(
     )
     # A spill file holds rows by their next use, so it is written once the whole order is known.
     if is_planned:
-        from .spill.whole_run import SpillLimits, plan_run
+        from .placements.spilled_run import SpillLimits, plan_run
 
         assert config.slow_bytes is not None
         plan_run(source, order.epochs(), SpillLimits(config.slow_bytes, tools.folder))

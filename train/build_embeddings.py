@@ -24,17 +24,17 @@ from ..pipeline.runtime.limits import check_addresses
 from ..pipeline.runtime.tasks import num_workers
 from ..pipeline.schema.schema import nearest, shown
 from ..stats.row_bytes import row_bytes
-from .config import TrainConfig, is_launched
+from .config import TrainConfig
+from .config_parts import is_launched
 from .data.batch import EmbeddingTable, IdReader, MicroBatches
 from .data.shards import Shards
-from .dense.gradients import choose_dense_dtype, cpu_features
 from .metrics import Meter
-from .model.choose_model import choose_model
-from .model.shapes import tables_by_dim
+from .model.gradients import choose_dense_dtype, cpu_features
+from .model.shapes import choose_model, tables_by_dim
 from .placements.placements import build_placements, spills, with_staging
+from .rows.backends import RowOptimizer
 from .rows.changed_rows import ChangedRows
 from .rows.embeddings import Embeddings, RowsSource
-from .rows.optimizers import RowOptimizer
 from .rows.step_plan import Placement
 from .rows.table_group import TableGroup
 from .rows.tiers import (
@@ -176,7 +176,7 @@ def _build_tiers(
     device = str(tools.device)
     fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=device)
     if slow is None and tools.host is not None and tools.host.is_planned:
-        from .spill.whole_run import SpilledTier
+        from .placements.spilled_run import SpilledTier
 
         return fast, SpilledTier(placement.slow, embedding_dim, state_width)
     return fast, slow or Tier(placement.slow, embedding_dim, state_width, host=tools.host)
@@ -186,7 +186,7 @@ def _changed_rows(placement: Placement, host: HostMemory | None, frozen: Sequenc
     """Build the marks of changed rows, mapped where memory has a limit."""
     marks_R = None
     if host is not None and host.left_bytes is not None:
-        from .spill.run_plan import mapped_zeros
+        from .placements.spill_plan import mapped_zeros
 
         marks_R = mapped_zeros(host.folder, sum(placement.num_rows), np.uint8)
     return ChangedRows(placement.num_rows, marks_R, frozen)

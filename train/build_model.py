@@ -41,11 +41,10 @@ from torch import nn
 from ..pipeline.errors import ConfigError, HotsetError, first_line, system_fault
 from ..pipeline.folders.totals import multi_hot
 from ..pipeline.schema.schema import nearest
-from .config import MOST_HISTORY, ModelConfig, Pooling, parse_arguments
+from .config_parts import MOST_HISTORY, ModelConfig, Pooling, parse_arguments
 from .data.batch import EmbeddingTable
-from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, set_mode
-from .model.dlrm import Dlrm
-from .model.layers import DenseModel
+from .model.dense_step import DenseStep, HistoryStep, MeanPooling, set_mode
+from .model.dlrm import DenseModel, Dlrm
 from .model.shapes import DcnShape, ModelInputs, dlrm_shape, tables_by_dim
 
 _log = logging.getLogger(__name__)

@@ -1,365 +1,43 @@
-"""The config of a training run: model, placement, memory, ranks and checkpoints.
+"""The config of a training run, and ``config.json`` of a run as typed data.
 
-How often a run is saved changes no weight, so it is a separate config. `train --model` names a preset; the
-layer widths of each are written out here. Imports nothing heavy: the command line builds its options from
-these classes.
+Imports nothing heavy: the command line builds its options from these classes. A run folder may come from
+anywhere, so each value is checked for its type and range before it sizes a model or a pool of threads.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from ..pipeline.errors import ByteSize, ConfigError, check_fields, require_at_least, require_at_most
+from ..pipeline.errors import (
+    ByteSize,
+    ConfigError,
+    HotsetError,
+    check_fields,
+    first_line,
+    require_at_least,
+    require_at_most,
+)
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
-from ..pipeline.schema.schema import nearest
+from ..pipeline.folders.totals import TableFeature, by_feature
 from ..pipeline.settings import LastBatch
-from .recipe_options import (
+from ..stats.row_bytes import OPTIMIZERS
+from .config_parts import (
+    MODEL_NAMES,
+    MOST_LAYERS,
+    MOST_WIDTH,
+    ModelConfig,
+    Pooling,
     RecipeOptions,
+    is_class_name,
+    parse_arguments,
     parse_loss_weights,
-    parse_steps_or_time,
+    refuse_unknown_model,
     require_share,
     require_time,
 )
-
-EXACT_CODEC = "none"
-FIXED_CODECS = (EXACT_CODEC, "fp16", "bf16", "int8")
-"""Codecs without a setting."""
-AUTO = "auto"
-"""Name of the choice that is left to a measurement."""
-BY_SIZE = "sizes"
-"""Bounds by the size of a table."""
-LEAST_BOUND = 2.0**-16
-_BELOW_BOUND = 0.5
-
-
-# Bounds of tables as Feng et al., SC'24, arXiv 2407.04272, released them: a table is tight, base or loose by
-# its size or by its name. Their trainer lists the tables of Criteo's two logs by number. The sizes reproduce
-# the lists but for a few tables: Kaggle's tight ones begin at 90,000 rows, two of its small ones are base.
-TIGHT, BASE, LOOSE = 0.01, 0.03, 0.05
-MANY_ROWS = 400_000
-"""Tables with more rows are tight."""
-FEW_ROWS = 1_000
-"""Tables with fewer rows are loose."""
-_LISTS = {
-    # Tables of the log by their position, first the tight ones, then the loose ones.
-    "kaggle": ((2, 3, 9, 11, 15, 20, 23, 25), (8, 16, 19, 21, 22, 24)),
-    "terabyte": ((0, 9, 10, 19, 20, 21, 22), (5, 8, 12, 15, 16, 17, 18, 24, 25)),
-}
-PUBLISHED_LISTS = tuple(_LISTS)
-
-
-def bound_by_size(num_rows: int) -> float:
-    """Return the bound of a table by its rows."""
-    if num_rows > MANY_ROWS:
-        return TIGHT
-    return LOOSE if num_rows < FEW_ROWS else BASE
-
-
-def published_bounds(log: str) -> Mapping[str, float]:
-    """Return the bounds of the tables C1 to C26 of a log, one of `PUBLISHED_LISTS`."""
-    tight, loose = _LISTS[log]
-    bounds = dict.fromkeys(range(26), BASE)
-    bounds |= dict.fromkeys(tight, TIGHT) | dict.fromkeys(loose, LOOSE)
-    return {f"C{table + 1}": bound for table, bound in bounds.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class CodecChoice:
-    """A codec as an option names it."""
-
-    kind: str
-    """One of `FIXED_CODECS`, ``bounded``, or ``auto``."""
-    bound: float | None = None
-    """Bound of every table without an explicit bound; None: by table size."""
-    of_tables: tuple[tuple[str, float], ...] = ()
-    """Bounds of some tables, by name."""
-
-
-def parse_codec(text: str) -> CodecChoice:
-    """Read a codec, such as ``int8`` or ``bounded:0.03,C3=0.01``.
-
-    Raises:
-        ConfigError: no such codec, or a bound that is none.
-    """
-    kind, colon, setting = text.partition(":")
-    if not colon and kind in (*FIXED_CODECS, AUTO):
-        return CodecChoice(kind)
-    if kind != "bounded" or not setting:
-        names = ", ".join(FIXED_CODECS)
-        raise ConfigError(f"exchange must be {names}, auto or bounded:E, got {text!r}")
-    # The bound of all tables, then those of single ones; of the published ones each table has its own.
-    first, *others = setting.split(",")
-    of_tables: list[tuple[str, float]] = []
-    if first in PUBLISHED_LISTS:
-        bound: float | None = BASE
-        of_tables += published_bounds(first).items()
-    else:
-        bound = None if first == BY_SIZE else _parse_bound(first)
-    for each in others:
-        name, equals, number = each.partition("=")
-        if not equals:
-            raise ConfigError(f"exchange: want TABLE=BOUND, got {each!r}")
-        of_tables.append((name, _parse_bound(number)))
-    return CodecChoice("bounded", bound, tuple(of_tables))
-
-
-def _parse_bound(text: str) -> float:
-    try:
-        bound = float(text)
-    except ValueError:
-        bound = float("nan")
-    if not LEAST_BOUND <= bound < _BELOW_BOUND:
-        raise ConfigError(f"exchange: a bound is a number from 2**-16 to below {_BELOW_BOUND}, got {text!r}")
-    return bound
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeOptions:
-    """Codecs of what crosses between ranks. Weights depend on all but ``none``, and then on the number of
-    ranks."""
-
-    exchange: str = "none"
-    """Codec of embedding rows and gradients between ranks: none, fp16, bf16 or int8; bounded:0.03, whose
-    error is at most that share of the range of a table, optionally followed by bounds of single tables
-    (bounded:0.03,C3=0.01), by table size (bounded:sizes: 0.01 above 400,000 rows, 0.05 below 1,000), or as
-    published for Criteo's logs (bounded:kaggle, bounded:terabyte); auto measures the link and may choose
-    none. Bounds fall from twice their value over the first fifth of the steps. Gradients of rows are int8
-    where vectors are bounded; those of dense layers are fp16 for fp16, and bf16 for the others."""
-
-    exchange_feedback: bool = False
-    """Keep the error of each coded gradient of a hot row, and add it to the row's next one. Takes 4 bytes a
-    number of the hot rows on each rank."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        parse_codec(self.exchange)
-        if self.exchange_feedback and self.exchange == "none":
-            raise ConfigError(
-                "exchange_feedback keeps the errors of gradients, which have none here: "
-                "give --exchange int8, too"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenExchange:
-    """Codecs by the names that options take; none of them is left open."""
-
-    vectors: str = EXACT_CODEC
-    gradients: str = EXACT_CODEC
-    dense: str = EXACT_CODEC
-    early_steps: int = 0
-    """Steps in which bounds are looser."""
-    feedback: bool = False
-    """Whether the error of a hot row's gradient is added to its next one."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Return whether everything crosses as it is."""
-        return self.vectors == self.gradients == self.dense == EXACT_CODEC
-
-    def to_json(self) -> dict[str, Any]:
-        """The choice as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def of_json(cls, found: Mapping[str, Any]) -> ChosenExchange:
-        """Read a recorded choice, which may stand among other settings."""
-        return cls(**{field.name: found[field.name] for field in fields(cls)})
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangePrediction:
-    """The measurement by which codecs were chosen."""
-
-    delay_seconds: float
-    """Seconds of a small message."""
-    bytes_per_second: float
-    """Bandwidth of the link of the slowest rank, each way."""
-    seconds_per_step: float
-    """Seconds of a step for the exchange in the chosen codecs."""
-    seconds_by_codec: Mapping[str, Mapping[str, float]]
-    """Seconds of a step without the delay, of each kind in each codec that was tried."""
-
-
-TIMEOUT_VARIABLE = "HOTSET_RANK_TIMEOUT"
-MOST_SECONDS = 86_400
-
-
-def rank_timeout() -> float:
-    """Return the seconds that a rank waits for another before it stops the run.
-
-    Raises:
-        ConfigError: the environment variable that sets them is no such number.
-    """
-    text = os.environ.get(TIMEOUT_VARIABLE) or "60"
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= MOST_SECONDS:
-        raise ConfigError(
-            f"the environment variable {TIMEOUT_VARIABLE} is {text!r}, want seconds, at most {MOST_SECONDS}"
-        )
-    return seconds
-
-
-def is_launched() -> bool:
-    """Return whether this process was started as one of several ranks.
-
-    Raises:
-        ConfigError: the launcher's number of ranks is none.
-    """
-    number = os.environ.get("WORLD_SIZE") or "1"
-    if not number.isdecimal():
-        raise ConfigError(f"the environment variable WORLD_SIZE is {number!r}, want the number of ranks")
-    return int(number) > 1
-
-
-def is_first() -> bool:
-    """Return whether this process speaks for the run: it is alone, or rank 0."""
-    return not is_launched() or os.environ.get("RANK") == "0"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointSettings:
-    """How often a run is saved, and how many checkpoints are kept."""
-
-    checkpoint_every: int | str = "10min"
-    """Steps (500) or time (10min) between two checkpoints, from which the same command resumes an interrupted
-    run; off writes none. They are written while training continues."""
-
-    keep_checkpoints: int = 2
-    """Number of checkpoints kept while the run trains. If one is damaged, the run resumes from
-    the one before."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        parse_steps_or_time(str(self.checkpoint_every))
-        require_at_least("keep_checkpoints", self.keep_checkpoints, 1)
-
-
-DLRM_NAMES = ("auto", "kaggle", "terabyte", "mlperf", "small", "dlrm")
-"""Names of a DLRM: presets, and two that mean the preset that fits the shards."""
-MODEL_NAMES = (*DLRM_NAMES, "dcnv2", "tbsm")
-"""Models that come with hotset."""
-
-Structure = Literal["stacked", "parallel"]
-Pooling = Literal["sum", "mean"]
-
-_CLASS = re.compile(r"[^\W\d][\w.]*:[\w.<>]+")
-"""``package.module:Class``; a class inside a function has ``<locals>`` in its name."""
-MOST_WIDTH = 2**20
-"""Outputs of a layer: far more than any model has."""
-MOST_LAYERS = 64
-MOST_HISTORY = 4096
-"""Maximum elements of a history; each of them takes one pass through a DLRM."""
-
-
-def is_class_name(name: str) -> bool:
-    """Return whether ``name`` names a class of the user as ``package.module:Class``."""
-    return _CLASS.fullmatch(name) is not None
-
-
-def refuse_unknown_model(name: str) -> None:
-    """Raise ConfigError unless ``name`` is a model that comes with hotset, or ``package.module:Class``."""
-    if name in MODEL_NAMES or is_class_name(name):
-        return
-    raise ConfigError(
-        f"model must be one of {', '.join(MODEL_NAMES)}, or your own class as package.module:Class, "
-        f"got {name!r}",
-        hint=nearest(name, MODEL_NAMES) or "for a class Net in the file nets.py write nets:Net",
-    )
-
-
-def parse_arguments(text: str | None) -> dict[str, Any]:
-    """Return a user's keyword arguments from a JSON object; none for None.
-
-    Raises:
-        ConfigError: it is no JSON object.
-    """
-    if text is None:
-        return {}
-    # Anything but an object would not be keyword arguments.
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(
-            f"model_args must be a JSON object, got {text!r}", hint="""write it like '{"hidden": 64}'"""
-        )
-    return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig(JsonRecord):
-    """A dense model without the sizes that the shards decide."""
-
-    kind: Literal["dlrm", "dcnv2", "tbsm", "module"]
-    """DLRM, DCN V2, TBSM, or a user's module."""
-    bottom_widths: tuple[int, ...] = ()
-    """Widths of the hidden layers of the bottom MLP, which DLRM ends with the embedding dimension. Of DCN V2
-    all its layers; none gives the dense features to the cross network as they are."""
-    top_widths: tuple[int, ...] = ()
-    """Widths of the hidden layers between the interaction and the logit; the deep network of DCN V2; of TBSM
-    those between the interaction and the vector of an element, which is as wide as the last."""
-    history_length: int = 0
-    """Elements of a history before the candidate, of TBSM."""
-    attention_widths: tuple[int, ...] = ()
-    """Widths of the hidden layers between the similarities of a history and its weights, of TBSM."""
-    last_widths: tuple[int, ...] = ()
-    """Widths of the hidden layers between context and candidate and the logit, of TBSM."""
-    cross_layers: int = 0
-    """Layers of the cross network."""
-    cross_rank: int | None = None
-    """Rank of the matrices of its layers; None: they are full."""
-    structure: Structure = "stacked"
-    """Whether the deep network follows the cross network or runs in parallel to it."""
-    dropout: float = 0.0
-    """Share of the outputs of each hidden layer of the top MLP, or of the deep network, dropped in
-    training."""
-    batch_norm: bool = False
-    """Whether the outputs of hidden layers are normalized over the batch."""
-    pooling: Pooling = "sum"
-    """How the rows of a multi-hot feature become one embedding."""
-    class_name: str | None = None
-    """The user's module as ``package.module:Class``."""
-    arguments: str | None = None
-    """Keyword arguments of its constructor, a JSON object."""
-
-    @property
-    def name(self) -> str:
-        """The model as messages call it."""
-        return self.class_name or self.kind
-
-    def check_values(self, where: str) -> None:
-        for key in ("bottom_widths", "top_widths", "attention_widths", "last_widths"):
-            widths = getattr(self, key)
-            require_range(f"the number of {where}{key}", len(widths), 0, MOST_LAYERS)
-            for number, width in enumerate(widths):
-                require_range(f"{where}{key}[{number}]", width, 1, MOST_WIDTH)
-        is_tbsm = self.kind == "tbsm"
-        require_range(f"{where}history_length", self.history_length, int(is_tbsm), MOST_HISTORY)
-        if is_tbsm and not (self.top_widths and self.pooling == "sum"):
-            raise RecordError(f"{where}top_widths is empty, or pooling not sum, of a model of kind tbsm")
-        require_range(f"{where}cross_layers", self.cross_layers, 0, MOST_LAYERS)
-        require_range(f"{where}cross_rank", self.cross_rank, 1, MOST_WIDTH)
-        if not 0 <= self.dropout < 1:
-            raise RecordError(f"{where}dropout is {self.dropout}, want a share in [0, 1)")
-        # A class has a name, other models have none.
-        is_named = self.class_name is not None
-        if is_named != (self.kind == "module") or (is_named and not is_class_name(str(self.class_name))):
-            raise RecordError(f"{where}class_name is {self.class_name!r} of a model of kind {self.kind}")
-        try:
-            parse_arguments(self.arguments)
-        except ConfigError as error:
-            raise RecordError(f"{where}arguments: {error}") from error
-
 
 PlacementName = Literal["all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache", "lookahead"]
 EmbeddingOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"]
@@ -681,3 +359,173 @@ class PredictConfig:
         require_at_least("threads", self.threads, 1)
         require_at_most("threads", self.threads, MOST_THREADS)
         require_at_least("slow_bytes", self.slow_bytes, 0)
+
+
+RUN_HINT = "give the folder that a finished training run wrote (its --out)"
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+_MOST_BYTES = 64 * 2**20
+_PRESETS = ("kaggle", "terabyte", "mlperf", "small")
+_MOST_ROWS = 2**31
+_MOST_LABELS = 1024
+"""Far more than a log has."""
+_MOST_FLOATS = 2**20
+"""Floats of a row, or dense features of a sample: far more than any model has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunTable(JsonRecord):
+    """An embedding table of a run."""
+
+    name: str
+    num_rows: int
+    embedding_dim: int
+    num_hot: int
+    """Rows that were hot."""
+    is_multi_hot: bool = False
+    """Whether samples may look it up other than once: its feature is list-valued, or there are several."""
+    features: tuple[TableFeature, ...] = ()
+    """Features that look up in it; empty where that is the one of its name alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings(JsonRecord):
+    """Settings of a run that one which starts from it needs."""
+
+    seed: int
+    embedding_optimizer: str
+    dense_optimizer: str
+    negative_rate: float | None = None
+    """Share of the samples without a click that the log kept; None: all."""
+
+    def check_values(self, where: str) -> None:
+        if self.negative_rate is not None and not 0 < self.negative_rate < 1:
+            raise RecordError(f"{where}negative_rate is {self.negative_rate}, want a share in (0, 1)")
+        if self.embedding_optimizer not in OPTIMIZERS:
+            raise RecordError(f"{where}embedding_optimizer is {self.embedding_optimizer!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig(JsonRecord):
+    """The parts of ``config.json`` that decide a model's shapes and execution."""
+
+    threads: int
+    """Threads of the dense layers."""
+    model: str
+    """Preset of a DLRM, dcnv2, tbsm, or the class of the user."""
+    embedding_dim: int
+    """Width of the embeddings that interact."""
+    num_dense: int
+    """Number of dense features."""
+    tables: tuple[RunTable, ...]
+    dense_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type of the products of the dense layers."""
+    config: RunSettings
+    """Other settings."""
+    vocabulary: str | None = None
+    """Fingerprint of the vocabulary of the ids; None where the shards' folder had none."""
+    schema: str | None = None
+    """Schema of the log, as a setting; None where the shards' folder had no vocabulary."""
+    batch_size: int
+    """Nominal samples of a training batch."""
+    dense_model: ModelConfig
+    """The layers of the model."""
+    labels: tuple[str, ...] = ()
+    """Labels by their names in the log, in the order of the logits; empty where the log has one without a
+    name, which all samples have."""
+    predicts: Literal["probability", "value"] = "probability"
+    """Whether a prediction is the sigmoid of a logit, or with a loss of the user's own the logit itself."""
+
+    @property
+    def num_logits(self) -> int:
+        """Logits of a sample."""
+        return max(1, len(self.labels))
+
+    @classmethod
+    def read(cls, value: object, where: str) -> RunConfig:
+        """Read and check the parsed JSON of the file ``where``.
+
+        Raises:
+            HotsetError: a key is missing, or its value no run writes.
+        """
+        try:
+            config = cls.from_json(value)
+            config._refuse_nonsense()
+        except RecordError as error:
+            raise HotsetError(f"{where} is damaged: {error}", hint=RUN_HINT) from error
+        return config
+
+    def _refuse_nonsense(self) -> None:
+        """Raise RecordError for a number out of bounds or a duplicate table."""
+        require_range("threads", self.threads, 1, MOST_THREADS)
+        require_range("embedding_dim", self.embedding_dim, 1, _MOST_FLOATS)
+        require_range("num_dense", self.num_dense, 0, _MOST_FLOATS)
+        require_range("batch_size", self.batch_size, 1, _MOST_ROWS)
+        # A DLRM is called by its preset, any other model by its own name.
+        names = _PRESETS if self.dense_model.kind == "dlrm" else (self.dense_model.name,)
+        if self.model not in names:
+            raise RecordError(f"model is {self.model!r}, want {' or '.join(names)}")
+        for number, table in enumerate(self.tables):
+            require_range(f"tables[{number}].num_rows", table.num_rows, 1, _MOST_ROWS)
+            require_range(f"tables[{number}].embedding_dim", table.embedding_dim, 1, _MOST_FLOATS)
+            require_range(f"tables[{number}].num_hot", table.num_hot, 0, table.num_rows)
+        # Names are columns and tensors, so each must be of one table, and of one feature.
+        for what, tables in (("table", self.tables), ("feature", by_feature(self.tables))):
+            if len({table.name for table in tables}) != len(tables):
+                raise RecordError(f"tables lists a {what} twice")
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) > _MOST_LABELS:
+            raise RecordError(f"labels has a name twice, or more than {_MOST_LABELS}")
+
+
+def read_object(path: Path, hint: str | None = RUN_HINT) -> dict[str, Any]:
+    """Return the JSON object in a file, which may be anything of any size.
+
+    Raises:
+        HotsetError: it cannot be read, is no plain file, or holds no object.
+    """
+    try:
+        # Opening a pipe would wait forever.
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a plain file")
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError, RecursionError) as error:
+        state = "cannot be read" if isinstance(error, OSError) else "is damaged"
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise HotsetError(f"{path} {state}: {reason}", hint=hint) from error
+    return found
+
+
+def read_settings(path: Path) -> TrainConfig:
+    """Return the settings in ``path``, with defaults for those that older versions lack.
+
+    Raises:
+        HotsetError: it is missing or damaged, or holds a setting that no run has.
+    """
+    found = read_object(path)
+    try:
+        return TrainConfig.from_json(found["config"])
+    except (KeyError, ValueError, HotsetError) as error:
+        raise HotsetError(f"{path} is damaged: {first_line(error)}", hint=RUN_HINT) from error
+
+
+def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
+    """Return a finished run's config; raise HotsetError without one, or if damaged."""
+    # The summary marks the end of a run: one without it has not ended.
+    if not (run / (SUMMARY if must_be_finished else CONFIG)).exists():
+        raise unfinished_run(run, SUMMARY)
+    return RunConfig.read(read_object(run / CONFIG), str(run / CONFIG))
+
+
+def unfinished_run(run: Path, lacking: str) -> HotsetError:
+    """Return what to raise for a run without its file ``lacking``, or a path that is none."""
+    if not run.is_dir():
+        state = "is not a folder" if run.exists() else "does not exist"
+    else:
+        state = "is unfinished" if (run / CONFIG).exists() else "holds no training run"
+        state += f": it has no {lacking}"
+    return HotsetError(f"{run} {state}", hint=RUN_HINT)

@@ -23,22 +23,23 @@ from ..pipeline.runtime.limits import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX, GROUP, WEIGHT
 from .build_embeddings import RowTools, build_groups, open_device, set_threads
 from .build_model import ModelSource, build_model, pooled_step
+from .config import CONFIG, RunConfig, read_config
+from .config_parts import require_share
 from .data.batch import Batch, EmbeddingTable, LookupsOfBatch, MicroBatches, with_histories
 from .data.shard_file import HAS_GROUP
 from .data.shards import EvaluationPart, Part, Shards
-from .dense.dense_step import DenseStep, build_dense_step
 from .metrics import CLICKS, Answers, Meter, Quality, RunQuality, ScoreCounter
-from .model.layers import DenseModel
+from .model.dense_step import DenseStep, build_dense_step
+from .model.dlrm import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
 from .placements.placements import AllFast, Hybrid
 from .ranks.ranks import OneRank, Ranks, wait_for_all
-from .recipe_options import require_share
+from .rows.backends import RowOptimizer
 from .rows.embeddings import Embeddings
-from .rows.optimizers import RowOptimizer
-from .run_config import CONFIG, RunConfig, read_config
-from .run_folder.files import WEIGHTS
-from .run_folder.reader import (
+from .run_folder.weights import (
+    WEIGHTS,
     SavedTier,
+    Weights,
     read_finite,
     read_manifest,
     read_weights,
@@ -46,7 +47,6 @@ from .run_folder.reader import (
     refuse_other_tables,
     refuse_other_weights,
 )
-from .run_folder.weights import Weights
 from .threads import WorkThreads
 
 if TYPE_CHECKING:

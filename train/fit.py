@@ -32,29 +32,32 @@ from . import evaluate as _evaluate
 from . import run as _run
 from .build_model import LossSource, ModelSource, UserModel, name_of
 from .config import (
-    CheckpointSettings,
     DenseOptimizer,
     Engine,
-    ExchangeOptions,
     ExportConfig,
     PlacementName,
-    Pooling,
     PredictConfig,
     RowType,
     TrainConfig,
+    read_config,
+)
+from .config_parts import (
+    CheckpointSettings,
+    ExchangeOptions,
+    Pooling,
+    RecipeOptions,
+    Schedule,
     is_first,
+    parse_steps_or_time,
 )
 from .data.shards_of_python import categories_of
 from .metrics import Quality
 from .own_loop.embedding_module import RowSettings
-from .recipe_options import RecipeOptions, Schedule, parse_steps_or_time
-from .run_config import read_config
-from .run_folder.reader import read_finite, read_rows, read_weights
+from .run_folder.weights import read_finite, read_rows, read_weights
 from .run_log import TrainSummary, read_summary
 from .serving.changes import apply_changes
 from .serving.export import export_run
-from .serving.predict import RunPredictor, reported
-from .serving.run_tables import open_vocabulary
+from .serving.predict import RunPredictor, open_vocabulary, reported
 from .threads import torch_as_before
 
 if TYPE_CHECKING:

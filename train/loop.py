@@ -1,4 +1,4 @@
-"""The training loop: batch, rows, forward, backward, rows, dense layers, log.
+"""The training loop: batch, rows, forward, backward, rows, dense layers, log; and a run in memory.
 
 `StepSource` reads, plans and loads ahead in another thread, and `run_log` writes the log after each step.
 `step.HostSteps` does the work of a step on the host; on a GPU `gpu.queued_steps` queues the same work.
@@ -8,15 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..pipeline.errors import ShardError
-from .data.batch import Batch
-from .placements.placements import num_planned_steps, num_steps_ahead
+from ..pipeline.schema.schema import DENSE_PREFIX
+from .config import TrainConfig
+from .data.batch import Batch, BatchOrder
+from .data.shards import Shards
+from .evaluate import Predictor
+from .metrics import Meter
+from .model.dlrm import DenseModel
+from .placements.placements import StepSource, num_planned_steps, num_steps_ahead
+from .ranks.ranks import OneRank, Ranks
+from .rows.embeddings import Embeddings
 from .rows.step_plan import PlannedStep
-from .threads import PLACES_AT_A_TIME, BackgroundIterator
-from .trainer import Trainer
+from .run_folder.weights import Weights
+from .step import LearningRates, Resumable, StepRunner, Stopping
+from .threads import PLACES_AT_A_TIME, BackgroundIterator, WorkThreads
+
+if TYPE_CHECKING:
+    from .ranks.messages import CodedExchange
 
 
 def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tensor], None]) -> None:
@@ -35,8 +49,7 @@ def train_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
     embeddings, meter = trainer.embeddings, trainer.meter
     num_planned = num_planned_steps(trainer.config, trainer.shards)
     with closing(embeddings.transfers), closing(read_ahead(trainer)) as steps:
-        is_asked_ahead = trainer.ranks.num_ranks > 1 or trainer.num_agreed > 1
-        if is_asked_ahead and isinstance(steps, BackgroundIterator):
+        if max(trainer.ranks.num_ranks, trainer.num_agreed) > 1 and isinstance(steps, BackgroundIterator):
             trainer.ahead = steps
         for step in steps:
             meter.enter("hot_only" if step.batch.is_hot_only else "mixed")
@@ -76,3 +89,62 @@ def read_ahead(trainer: Trainer) -> BackgroundIterator[PlannedStep] | Generator[
     depth = num_steps_ahead(trainer.config, trainer.shards.mixed_share)
     depth += trainer.step_source.readers.num_threads + at_a_time - 1
     return BackgroundIterator(steps, depth, "steps", at_a_time)
+
+
+@dataclass(slots=True)
+class Trainer:
+    """A run in memory."""
+
+    config: TrainConfig
+    shards: Shards
+    model: DenseModel
+    dense_optimizers: tuple[torch.optim.Optimizer, ...]
+    embeddings: Embeddings
+    order: BatchOrder
+    step_source: StepSource
+    runner: StepRunner
+    rates: LearningRates
+    stopping: Stopping
+    predictor: Predictor
+    meter: Meter
+    threads: WorkThreads
+    ranks: Ranks = field(default_factory=OneRank)
+    rank_codecs: CodedExchange | None = None
+    """Codecs and counts of what crosses between several ranks."""
+    before_step: list[Callable[[PlannedStep], None]] = field(default_factory=list)
+    """Work before a step changes rows: FAE's copies, and rows that a checkpoint has yet to save."""
+    resumables: dict[str, Resumable] = field(default_factory=dict)
+    """Other parts of the run whose state checkpoints keep, by name."""
+    step: int = 0
+    num_samples: int = 0
+    batch_numbers: list[int] = field(default_factory=list)  # of each step so far
+    losses: list[torch.Tensor] = field(default_factory=list)
+    """Loss sum of each batch since the last line of the log, kept on the device."""
+    unlogged_samples: int = 0  # that those losses cover
+    fault: ShardError | None = None
+    """What is wrong with the shards of the next steps, where this is one of several ranks."""
+    num_agreed: int = 1
+    """Next steps whose shards all ranks can read, or none of them takes another step."""
+    whole_losses: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Adds the losses of all ranks, where each knows only those of its samples; every rank calls it."""
+    ahead: BackgroundIterator[PlannedStep] | None = None
+    """The steps after the current one, where another thread reads them and a step looks that far."""
+
+    def step_losses(self) -> torch.Tensor:
+        """Return the loss sum of each of `losses`, of all ranks, once it is computed."""
+        self.runner.synchronize()
+        losses = torch.stack(self.losses)
+        if self.whole_losses is not None:
+            losses = self.whole_losses(losses)
+            self.set_losses(losses)
+        return losses
+
+    def set_losses(self, losses: torch.Tensor) -> None:
+        """Set `losses` to those of all ranks, which are added up again later: the first rank has them."""
+        is_counted = self.whole_losses is None or self.ranks.rank == 0
+        self.losses = list(losses if is_counted else torch.zeros_like(losses))
+
+    def weights(self) -> Weights:
+        """Return dense layers and tables by name, copied to the host on access."""
+        tables = self.embeddings.parts_by_name(self.shards.tables)
+        return Weights.of_run(self.model.state_dict(prefix=DENSE_PREFIX), tables)

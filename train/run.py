@@ -27,23 +27,31 @@ from .build import build_trainer
 from .build_embeddings import RunStart, idle_settings, resolve, set_threads, warn_of_idle, with_options
 from .build_model import LossSource, ModelSource, predicts
 from .checkpoints.files import newest_whole, restore_dense
-from .checkpoints.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoints, restore, table_sizes
-from .checkpoints.source_run import SourceRun, open_source, optimizer_states
-from .config import (
+from .checkpoints.resume import (
+    Checkpoint,
+    Interrupted,
+    Interrupts,
+    RunCheckpoints,
+    optimizer_states,
+    restore,
+    table_sizes,
+)
+from .config import TrainConfig
+from .config_parts import (
     AUTO,
     EXACT_CODEC,
+    OFF,
     CheckpointSettings,
     ChosenExchange,
     ExchangeOptions,
-    TrainConfig,
     rank_timeout,
 )
-from .data.batch_order import BATCH_ORDER, BatchOrder, RecordedOrder, SeededOrder
+from .data.batch import BATCH_ORDER, BatchOrder, RecordedOrder, SeededOrder
 from .data.shards import ShardOrigin, Shards, with_hot_bytes
-from .dense.gradients import cpu_features, warn_of_slow_bf16
-from .loop import train_steps
+from .loop import Trainer, train_steps
 from .metrics import RunQuality
-from .model.choose_model import choose_labels, choose_model
+from .model.gradients import cpu_features, warn_of_slow_bf16
+from .model.shapes import choose_labels, choose_model
 from .ranks.ranks import (
     NotFiniteRowError,
     Ranks,
@@ -53,7 +61,6 @@ from .ranks.ranks import (
     joined_ranks,
     raise_on_any_rank,
 )
-from .recipe_options import OFF
 from .run_folder.files import (
     CHECKPOINTS,
     RunFolder,
@@ -70,14 +77,13 @@ from .run_folder.files import (
     remove_begun,
     settings_of,
 )
-from .run_folder.reader import read_manifest
+from .run_folder.weights import read_manifest
 from .run_log import RunLog, TrainSummary, summarize
-from .trainer import Trainer
 
 if TYPE_CHECKING:
     from ..stats.replication import Network
     from .checkpoints.best_weights import BestWeights
-    from .checkpoints.given_tables import GivenTable
+    from .checkpoints.starting_rows import GivenTable, SourceRun
     from .evaluate import EvaluationCheck
     from .rows.embeddings import RowsPart
 
@@ -95,7 +101,7 @@ class RunOptions:
     """A run whose weights and states this one starts with; a finished one, or the last checkpoint of
     another."""
     init_tables: Mapping[str, Path] = field(default_factory=dict)
-    """By table, a file whose vectors its rows start with: see `checkpoints.given_tables`."""
+    """By table, a file whose vectors its rows start with: see `checkpoints.starting_rows`."""
     slow_dir: Path | None = None
     """Folder of the spill file of rows beyond ``slow_bytes``; None: that of the run."""
     model_source: ModelSource | None = None
@@ -178,7 +184,7 @@ def _begin_check(trainer: Trainer) -> EvaluationCheck:
 
 def _measure_codecs(trainer: Trainer, options: ExchangeOptions) -> dict[str, Any]:
     """Choose the codecs that are left open by a measurement; return what describes them."""
-    from .build_ranks import choose_exchange
+    from .ranked_run import choose_exchange
 
     assert trainer.rank_codecs is not None
     trainer.rank_codecs.use(choose_exchange(trainer, options))
@@ -348,11 +354,13 @@ def _open_first_values(
     given: Sequence[GivenTable] = ()
     chosen = config.optimizers(shards.embedding_optimizer)
     if options.init_from is not None:
+        from .checkpoints.starting_rows import open_source
+
         model = choose_model(config, shards.embedding_dim)
         labels = choose_labels(config, shards.labels)
         source = open_source(options.init_from, shards, chosen, model, labels)
     if options.init_tables:
-        from .checkpoints.given_tables import open_given_tables
+        from .checkpoints.starting_rows import open_given_tables
 
         given = open_given_tables(options.init_tables, shards, chosen)
     return source, given
@@ -510,7 +518,7 @@ def build_run(
     if source is not None and checkpoint is None:
         restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
     if trainer.rank_codecs is not None and trainer.rank_codecs.errors is not None:
-        from .checkpoints.rank_checkpoints import SAVED_ERRORS, SavedErrors
+        from .ranked_run import SAVED_ERRORS, SavedErrors
 
         trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.rank_codecs.errors)
     best = None
@@ -549,7 +557,7 @@ def begin_run(
 
             kind = TorchRecCheckpoints
         elif ranks.num_ranks > 1:
-            from .checkpoints.rank_checkpoints import RankCheckpoints
+            from .ranked_run import RankCheckpoints
 
             kind = RankCheckpoints
         folder = RunFolder(out, is_first=False)

@@ -23,14 +23,13 @@ from ..pipeline.runtime.progress import Progress
 from ..pipeline.schema.schema import WEIGHT
 from .checkpoints.resume import Interrupted, Interrupts, RunCheckpoints
 from .checkpoints.writer import NotFiniteError
-from .config import ExchangePrediction
+from .config import RUN_HINT, SUMMARY, read_config, read_object
+from .config_parts import ExchangePrediction, seconds_of
 from .data.batch import UnfitBatchError
+from .loop import Trainer
 from .metrics import Kind, Quality, RunQuality, Scores
 from .ranks.ranks import first_says, gather_numbers
-from .recipe_options import seconds_of
-from .run_config import RUN_HINT, SUMMARY, read_config, read_object
 from .run_folder.files import RunFolder
-from .trainer import Trainer
 
 if TYPE_CHECKING:
     from .checkpoints.best_weights import BestWeights

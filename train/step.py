@@ -5,7 +5,7 @@ batch, whenever a placement runs it. A cosine and a power may differ in the last
 does in the loss.
 
 A run stops, and its best evaluation is chosen, by evaluations of the validation part alone, never by the test
-part. That state is plain JSON and part of a checkpoint (`loop.Resumable`), so a resumed run
+part. That state is plain JSON and part of a checkpoint (`Resumable`), so a resumed run
 stops where the unbroken one does; only a limit of time depends on the machine, and does not count the time
 between two processes of a run.
 """
@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from .config import Optimizers
-from .dense.dense_step import DenseStep
+from .config_parts import RecipeOptions, parse_best_by, seconds_of
 from .metrics import Scores
-from .recipe_options import RecipeOptions, parse_best_by, seconds_of
+from .model.dense_step import DenseStep
 from .rows.embeddings import Embeddings
 from .rows.step_plan import PlannedStep
 from .threads import WorkThreads
@@ -320,3 +320,17 @@ class HostSteps:
         return loss_sum
 
     def synchronize(self) -> None: ...
+
+
+class Resumable(Protocol):
+    """A part of a run whose state a checkpoint keeps.
+
+    What `state` returns after a step and `restore` is given before the next one in another process: plain
+    JSON values (numbers, strings, lists, dicts, None), and tensors on the host. Tensors must be copies:
+    training continues while they are written. A file is not trusted: `restore` raises HotsetError or
+    ValueError on values that `state` does not return.
+    """
+
+    def state(self) -> Mapping[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...

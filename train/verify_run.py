@@ -24,12 +24,11 @@ from ..pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
 from .build_embeddings import with_options
 from .build_model import build_model
 from .checkpoints.files import read_record, record_paths, refuse_damaged_files
-from .config import TrainConfig
-from .data.batch_order import BATCH_ORDER, SeededOrder, read_batch_order
+from .config import CONFIG, SUMMARY, TrainConfig, read_config, read_object, read_settings
+from .data.batch import BATCH_ORDER, SeededOrder, read_batch_order
 from .data.shards import Shards, with_hot_bytes
 from .evaluate import evaluate
 from .model.shapes import ModelInputs
-from .run_config import CONFIG, SUMMARY, read_config, read_object, read_settings
 from .run_folder.files import (
     BEST_PREFIX,
     CHECKPOINTS,
@@ -39,7 +38,7 @@ from .run_folder.files import (
     is_unfinished,
     settings_of,
 )
-from .run_folder.reader import (
+from .run_folder.weights import (
     read_finite,
     read_manifest,
     read_weights,

@@ -10,7 +10,8 @@ from typing import Any
 from ..pipeline.errors import local_path
 from ..pipeline.folders.manifest import shards_in
 from ..pipeline.runtime.progress import shown_progress
-from ..train.config import TrainConfig, is_launched
+from ..train.config import TrainConfig
+from ..train.config_parts import is_launched
 from ..train.fit import FittedRun
 from ..train.fit import fit as _fit
 from .compile_ahead import compiling_ahead, kinds_of_training

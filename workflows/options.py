@@ -34,7 +34,7 @@ from ..pipeline.errors import (
     parse_size_or_auto,
 )
 from ..pipeline.schema.schema import FeatureSettings, format_feature_settings, parse_feature_settings
-from ..train.recipe_options import parse_steps_or_time, parse_widths
+from ..train.config_parts import parse_steps_or_time, parse_widths
 from .console import as_sentences, say_error, set_verbosity
 
 T = TypeVar("T")

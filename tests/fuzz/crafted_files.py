@@ -218,7 +218,7 @@ def _scramble(values: NDArray[Any], luck: random.Random) -> None:
 
 
 def edit_npy(whole: bytes, luck: random.Random) -> bytes:
-    """Change values of an array of whole numbers; `test_batch_order` has headers of others."""
+    """Change values of an array of whole numbers; `test_batch` has headers of others."""
     values = np.load(io.BytesIO(whole), allow_pickle=False).copy()
     _scramble(values, luck)
     sink = io.BytesIO()

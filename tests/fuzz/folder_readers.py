@@ -38,11 +38,11 @@ from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.build import build_trainer
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import CheckpointSettings, RecipeOptions
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
 from hotset.train.ranks.ranks import RankError, Ranks
-from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train
 from hotset.train.serving.predict import RunPredictor, predict_file
 from hotset.train.torchrec.batches import RankBatches, ReplicatedRows

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.train.data.batch import BatchIds
-from hotset.train.rows.backends import RowBackend
-from hotset.train.rows.optimizers import RowOptimizer
+from hotset.train.rows.backends import RowBackend, RowOptimizer
 from hotset.train.rows.tiers import InitialValues, Layout, Tier
 
 

@@ -26,7 +26,8 @@ import pytest
 from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.stages.rank import map_ids
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import CheckpointSettings
 from hotset.train.run import RunOptions, train
 from hotset.workflows.cli import main
 

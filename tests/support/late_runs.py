@@ -16,7 +16,7 @@ from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train import device
 from hotset.train.data.shards import Shards
 from hotset.train.device import Event, LateDevice, LateEvent, StreamName
-from hotset.train.trainer import Trainer
+from hotset.train.loop import Trainer
 
 PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"placement": "all-fast"},

@@ -25,12 +25,11 @@ from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.logs.list_logs import KINDS
 from hotset.tests.support.logs.other_logs import Log, draw_log, schema_text, write_csv, write_parquet
 from hotset.train.build_model import ModelSource
-from hotset.train.config import TrainConfig
+from hotset.train.config import TrainConfig, read_config
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import Predictor, load_model
 from hotset.train.run import RunOptions, train
-from hotset.train.run_config import read_config
-from hotset.train.run_folder.reader import read_weights
+from hotset.train.run_folder.weights import read_weights
 from hotset.train.serving.export import features_of
 from hotset.train.serving.serving_inputs import FEATURES, ServingInputs
 

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from hotset.stats.lookahead.planner import lookahead_planner
 from hotset.stats.lookahead.step_plans import RowStream, StepPlans, next_uses
-from hotset.train.spill.row_store import RowStore
-from hotset.train.spill.run_plan import (
+from hotset.train.placements.spill_plan import (
     EpochPlans,
     RunFetches,
     SpillShape,
@@ -20,6 +19,7 @@ from hotset.train.spill.run_plan import (
     choose_all_sizes,
     find_fetches,
 )
+from hotset.train.placements.spilled_rows import RowStore
 
 
 def choose_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes:

@@ -12,12 +12,10 @@ from torch import nn
 from hotset.tests.support.shard_factory import ShardSpec
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
-from hotset.train.data.batch import Batch
-from hotset.train.data.batch_order import RecordedOrder
+from hotset.train.data.batch import Batch, RecordedOrder
 from hotset.train.data.shards import Shards
-from hotset.train.loop import run_steps
+from hotset.train.loop import Trainer, run_steps
 from hotset.train.model.shapes import ModelInputs
-from hotset.train.trainer import Trainer
 
 STATELESS: tuple[dict[str, Any], ...] = ({"placement": "hybrid"}, {"placement": "hybrid-dedup"})
 

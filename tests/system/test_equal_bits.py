@@ -30,12 +30,12 @@ from hotset.tests.support.trained_models import (
 )
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
+from hotset.train.config_parts import RecipeOptions
 from hotset.train.data.shards import Shards
+from hotset.train.loop import Trainer
 from hotset.train.metrics import Kind
-from hotset.train.recipe_options import RecipeOptions
 from hotset.train.rows.step_plan import Transfer
 from hotset.train.rows.table_group import TableGroup
-from hotset.train.trainer import Trainer
 from hotset.workflows.recipes import small_real_sample
 
 

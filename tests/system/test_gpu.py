@@ -19,8 +19,7 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import FIELDS, STAGING, STATELESS, TIGHT, assert_equal_bits, trained
 from hotset.train.data.shards import Shards
 from hotset.train.device import CudaDevice, Event, StreamName
-from hotset.train.rows.backends import NumbaRows, TorchRows
-from hotset.train.rows.optimizers import RowOptimizer
+from hotset.train.rows.backends import NumbaRows, RowOptimizer, TorchRows
 from hotset.train.run_log import summarize_transfers
 from hotset.train.threads import WorkThreads
 

@@ -19,7 +19,7 @@ from hotset.train.build import build_dense_optimizers, build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch, MicroBatches
 from hotset.train.data.shards import Shards
-from hotset.train.dense.dense_step import TiledStep
+from hotset.train.model.dense_step import TiledStep
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.shapes import dlrm_shape
 from hotset.train.threads import WorkThreads

@@ -28,7 +28,8 @@ from hotset.train.build_model import (
     predicts,
     warn_of_probabilities,
 )
-from hotset.train.config import ModelConfig, TrainConfig
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import ModelConfig
 from hotset.train.evaluate import evaluate
 from hotset.train.model.shapes import ModelInputs, TableInput
 from hotset.train.run import RunOptions, train

@@ -1,37 +1,35 @@
-"""Settings of checkpoints.
-
-Codecs are read from options, and what is none is refused by its option.
-
-Options of ranks are refused where they make no sense.
-
-Settings of a training run.
-"""
+"""Settings of a run: nonsense is refused by name, what is written is read back; tests `config_parts`, too."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
-from hotset.pipeline.errors import ByteSize, ConfigError
+from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError
 from hotset.stats.codecs import CODEC_NAMES
-from hotset.train.config import (
+from hotset.train.config import Optimizers, TrainConfig, read_settings
+from hotset.train.config_parts import (
     FIXED_CODECS,
     PUBLISHED_LISTS,
     CheckpointSettings,
     CodecChoice,
     ExchangeOptions,
-    Optimizers,
-    TrainConfig,
+    RecipeOptions,
     bound_by_size,
     is_launched,
     parse_codec,
+    parse_steps_or_time,
+    parse_widths,
     published_bounds,
     rank_timeout,
+    seconds_of,
 )
-from hotset.train.recipe_options import RecipeOptions
 
 
 def test_at_least_one_checkpoint_is_kept() -> None:
@@ -200,3 +198,108 @@ def test_sizes_stand_for_the_lists() -> None:
 def test_batches_are_tagged_by_the_budget_of_hotsets_own_engine() -> None:
     assert TrainConfig(hot_bytes=ByteSize(1000)).tagging_hot_bytes == 1000
     assert TrainConfig(hot_bytes=ByteSize(1000), engine="torchrec").tagging_hot_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "seconds"),
+    [
+        ("500", 500, None),
+        ("10min", "10min", 600),
+        ("30s", "30s", 30),
+        ("1.5h", "1.5h", 5400),
+        ("off", "off", None),
+    ],
+)
+def test_an_interval_is_read(text: str, wanted: int | str, seconds: float | None) -> None:
+    assert parse_steps_or_time(text) == wanted
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0min", "-5", "1.5", "10 years", "min", "nan", "1e3", "5MIN"])
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_steps_or_time(text)
+    assert "10min" in str(caught.value.hint)
+
+
+def test_widths_are_whole_numbers_with_commas() -> None:
+    assert parse_widths("512,256") == (512, 256)
+    assert parse_widths("none") == ()
+
+
+@pytest.mark.parametrize("text", ["", "512,", "512, 256", "-1", "x", "1.5", "²"])
+def test_what_is_no_list_of_widths_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_widths(text)
+    assert repr(text) in str(caught.value) and "512,256" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"warmup_steps": -1},
+        {"lr_schedule": "linear", "decay_steps": 0},
+        {"final_lr": 1.5},
+        {"clip_gradient": 0.0},
+        {"clip_gradient": float("nan")},
+        {"dense_decay": -0.1},
+        {"embedding_decay": 1.0},
+        {"embedding_decay": float("nan")},
+        {"max_steps": 0},
+        {"patience": 0},
+        {"stop_at_auc": 0.0},
+        {"stop_at_auc": 1.5},
+        {"max_time": "500"},
+        {"decay_steps": 5},
+    ],
+)
+def test_nonsense_in_a_recipe_is_refused_by_name(fields: dict[str, Any]) -> None:
+    name = [*fields][-1]
+    with pytest.raises(ConfigError, match=f"^{name} "):
+        RecipeOptions(**fields)
+
+
+SETTINGS = TrainConfig(
+    placement="cache",
+    hot_bytes=ByteSize(4096),
+    bottom_mlp=(16, 8),
+    dropout=0.5,
+    epochs=3,
+    recipe=RecipeOptions(lr_schedule="cosine", max_steps=7, max_time="3min", clip_gradient=1.0),
+)
+
+
+def write(path: Path, settings: object) -> Path:
+    path.write_text(json.dumps({"config": settings}))
+    return path
+
+
+def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
+    found = read_settings(write(tmp_path / "config.json", asdict(SETTINGS)))
+    assert found == SETTINGS and type(found.hot_bytes) is ByteSize
+    # Another version may have other settings, too.
+    other = {"epochs": 2, "unheard_of": 1, "recipe": {"warmth": 3}}
+    assert read_settings(write(tmp_path / "config.json", other)) == TrainConfig(epochs=2)
+
+
+@pytest.mark.parametrize("name", sorted(asdict(SETTINGS)))
+@pytest.mark.parametrize("value", [{}, 1e308, -(2**70)])
+def test_a_value_that_no_run_has_is_refused_with_the_name_of_the_setting(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "config.json", asdict(SETTINGS) | {name: value})
+    # An absent recipe has its defaults, and a rate may be any number above 0.
+    if (name, value) == ("recipe", {}) or (name.endswith("_lr") and value == 1e308):
+        read_settings(path)
+        return
+    with pytest.raises(HotsetError, match=f"^{path} is damaged: .*{name}"):
+        read_settings(path)
+
+
+def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match="cannot be read: it is not a plain file"):
+        read_settings(tmp_path)
+    for text in ("{", "[]", "{}", '{"config": 3}', '{"config": {"recipe": []}}', "[" * 200_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(HotsetError, match="is damaged"):
+            read_settings(tmp_path / "config.json")

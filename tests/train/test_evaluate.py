@@ -35,14 +35,14 @@ from hotset.train import build_embeddings
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data import shards as shards_module
-from hotset.train.data.batch_order import read_batch_order
+from hotset.train.data.batch import read_batch_order
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import EvaluationCheck, evaluate
+from hotset.train.loop import Trainer
 from hotset.train.metrics import Quality, Scores
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import RunFolder
-from hotset.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

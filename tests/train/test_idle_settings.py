@@ -19,8 +19,8 @@ import torch
 from hotset.pipeline.errors import HotsetError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import LinearNet
-from hotset.train.config import CheckpointSettings, TrainConfig
-from hotset.train.recipe_options import RecipeOptions
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import CheckpointSettings, RecipeOptions
 from hotset.train.run import RunOptions, train
 
 PLACEMENTS = ("all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache", "lookahead")

@@ -1,7 +1,4 @@
-"""Training: a model learns, whatever the placement (their equal bits: `test_equal_bits`).
-
-Tests `trainer` and `step_source`, too.
-"""
+"""Training: a model learns, whatever the placement (their equal bits: `test_equal_bits`)."""
 
 from __future__ import annotations
 

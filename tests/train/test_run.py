@@ -21,10 +21,11 @@ from hotset.pipeline.errors import ByteSize, HotsetError, ManifestError, SaidEls
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import run
-from hotset.train.config import CheckpointSettings, ExchangeOptions, TrainConfig
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import CheckpointSettings, ExchangeOptions
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
-from hotset.train.dense.gradients import DenseDtype, cpu_features, has_bf16
+from hotset.train.model.gradients import DenseDtype, cpu_features, has_bf16
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.run import RunOptions, train
 

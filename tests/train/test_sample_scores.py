@@ -24,17 +24,16 @@ from hotset.stats.metrics import probabilities
 from hotset.tests.support.scored_runs import serving_inputs_of
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.build import build_trainer
-from hotset.train.config import ExportConfig, TrainConfig
+from hotset.train.config import ExportConfig, TrainConfig, read_config
+from hotset.train.config_parts import RecipeOptions
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import Predictor, answers_of, load_model
 from hotset.train.metrics import Answers, Quality, ScoreCounter, Scores
 from hotset.train.ranks.ranks import OneRank, Ranks
-from hotset.train.recipe_options import RecipeOptions
-from hotset.train.run_config import read_config
-from hotset.train.run_folder.reader import read_weights
+from hotset.train.run_folder.weights import read_weights
 from hotset.train.sample_scores import SampleScores
 from hotset.train.serving.export import build_graph
-from hotset.train.serving.run_tables import RunTables
+from hotset.train.serving.predict import RunTables
 
 NUM_SAMPLES = 400
 TWO_LABELS = Answers(labels=("click", "buy"))

@@ -10,10 +10,10 @@ import hotset
 import hotset.nn
 from hotset.pipeline.errors import HotsetError
 from hotset.tests.support.settings import settings_of
-from hotset.train.config import ExchangeOptions, ExportConfig, PredictConfig, TrainConfig
+from hotset.train.config import ExportConfig, PredictConfig, TrainConfig
+from hotset.train.config_parts import ExchangeOptions, RecipeOptions
 from hotset.train.fit import ExportSettings, FitSettings, PredictSettings
 from hotset.train.own_loop.embedding_module import RowSettings
-from hotset.train.recipe_options import RecipeOptions
 
 
 def test_settings_are_those_of_the_configs() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ConfigError
 from hotset.train.config import Optimizers
+from hotset.train.config_parts import RecipeOptions
 from hotset.train.metrics import Quality, Scores
-from hotset.train.recipe_options import RecipeOptions
 from hotset.train.step import DenseUpdate, LearningRates, Stopping, clip_gradients
 
 

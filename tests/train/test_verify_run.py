@@ -23,8 +23,8 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.train.checkpoints.files import record_paths
 from hotset.train.checkpoints.resume import Interrupted
 from hotset.train.config import TrainConfig
+from hotset.train.config_parts import RecipeOptions
 from hotset.train.data.shards import Shards
-from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import CHECKPOINTS, RUN_FILES
 from hotset.train.verify_run import faults_against_shards, verify_run

@@ -10,7 +10,8 @@ import pytest
 
 from hotset.pipeline.errors import ByteSize, ConfigError
 from hotset.pipeline.schema.schema import NO_SETTINGS, FeatureSettings
-from hotset.train.config import MODEL_NAMES, TrainConfig
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import MODEL_NAMES
 from hotset.workflows.command_list import command_options, config_of
 from hotset.workflows.console import as_sentences
 from hotset.workflows.help import help_of

@@ -15,7 +15,7 @@ from hotset.pipeline.errors import ByteSize, ConfigError
 from hotset.pipeline.preprocess import PreprocessConfig
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.train.config import TrainConfig
-from hotset.train.recipe_options import RecipeOptions
+from hotset.train.config_parts import RecipeOptions
 from hotset.workflows.command_list import config_of
 from hotset.workflows.commands.preprocess import PreprocessCommand
 from hotset.workflows.commands.train import TrainCommand

@@ -19,10 +19,10 @@ from typing import Any
 from ...pipeline.errors import HotsetError
 from ...pipeline.folders.manifest import hash_file
 from ...pipeline.schema.schema import DENSE_PREFIX
+from ..loop import Trainer
 from ..ranks.ranks import Ranks, raise_on_any_rank, wait_for_first
 from ..run_folder.files import BEST_PREFIX, ReservedRoom, explained
 from ..run_folder.weights import Weights, open_weights, send_weights, write_weights
-from ..trainer import Trainer
 
 _log = logging.getLogger(__name__)
 

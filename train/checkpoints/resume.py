@@ -28,20 +28,22 @@ import torch
 from ...pipeline.errors import GIB, KIB, MIB, HotsetError, first_line
 from ...pipeline.runtime.limits import available_bytes
 from ..build_embeddings import RunStart
-from ..config import CheckpointSettings, TrainConfig
+from ..config import TrainConfig
+from ..config_parts import CheckpointSettings, seconds_of
 from ..data.shards import Shards
-from ..recipe_options import seconds_of
+from ..loop import Trainer
+from ..rows.backends import RowOptimizer
 from ..rows.embeddings import RowsPart, settle
-from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import PlannedStep
 from ..run_folder.files import ReservedRoom
-from ..trainer import Trainer
+from ..run_folder.weights import Weights
 from .files import (
     BATCHES,
     CheckpointRecord,
     RunState,
     TableSizes,
     dense_state,
+    is_optimizer_state,
     read_part,
     read_tensors,
     restore_dense,
@@ -469,3 +471,26 @@ class Interrupts:
         finally:
             for each in handled:
                 signal.signal(each, before[each])
+
+
+def optimizer_states(trainer: Trainer) -> Weights:
+    """Return the states of all optimizers of a finished run.
+
+    Those of rows are by table, those of dense layers named as in a checkpoint. Tables are read one at a time
+    while they are written.
+    """
+    dense = {
+        name: tensor
+        for name, tensor in dense_state(trainer.model, trainer.dense_optimizers).items()
+        if is_optimizer_state(name)
+    }
+    # A table has states only where the optimizer of its rows keeps any, and steps change them.
+    widths = table_sizes(trainer.shards, trainer.config).widths
+    parts = trainer.embeddings.parts_of_tables(trainer.shards.tables, state=True)
+    tables = {
+        table.name: ((table.num_rows, width), of_table)
+        for table, (_, width), of_table in zip(trainer.shards.tables, widths, parts, strict=True)
+        if width and not table.is_frozen
+    }
+    # The last step has written all rows back, so tables are read where they live.
+    return Weights.of_run(dense, tables)

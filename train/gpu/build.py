@@ -14,8 +14,7 @@ import torch
 from ..config import TrainConfig
 from ..data.shards import Shards
 from ..device import Device
-from ..model.dlrm import Dlrm
-from ..model.layers import DenseModel
+from ..model.dlrm import DenseModel, Dlrm
 from ..step import StepParts
 from ..threads import Readers
 from .fused_dlrm import FusedDlrm, FusedHostDense

@@ -20,14 +20,14 @@ import torch
 from numpy.typing import NDArray
 
 from ..data.batch import Batch
-from ..dense.dense_step import DenseStep
-from ..dense.gradients import DenseDtype
 from ..device import Device
+from ..model.dense_step import DenseStep
 from ..model.dlrm import Dlrm
+from ..model.gradients import DenseDtype
 from .twins import BIAS_BLOCK, LOSS_BLOCK, DenseRule
 
 if TYPE_CHECKING:
-    from ..dense.objective import Objective
+    from ..model.kernels import Objective
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
 

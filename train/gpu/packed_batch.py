@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from ...stats.batch_rows import LONG_LOOKUPS, LookupsByRow, PackedLookups, pack_lookups
 from ..device import Device, Event
+from ..rows.backends import RowOptimizer
 from ..rows.kernels import BLOCK_SAMPLES
-from ..rows.optimizers import RowOptimizer
 from ..rows.table_group import TableGroup
 from ..rows.tiers import FileTier, InitialValues, Layout
 from ..step import StepRates

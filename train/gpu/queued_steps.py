@@ -47,9 +47,8 @@ from ...stats.batch_rows import LookupsByRow
 from ..device import Device, Event
 from ..metrics import Kind
 from ..rows.embeddings import Embeddings
-from ..rows.step_plan import GroupStep, PlannedStep, Transfer
+from ..rows.step_plan import GroupStep, PlannedStep, Transfer, Transfers, Work
 from ..rows.tiers import Layout
-from ..rows.transfers import Transfers, Work
 from ..step import HostSteps, StepParts, StepRates
 from ..threads import PLACES_AT_A_TIME, Readers
 from .fused_dlrm import FusedDlrm

@@ -4,8 +4,8 @@ Their docstrings are in `twins`. Rows with few lookups are summed in one program
 after the other, within blocks of samples and over the blocks. Those of rows with a long list are summed in a
 program per block of samples, and the sums of the blocks by a second kernel. Both add in the order of
 `kernels.sum_gradients`; a block without a lookup of a row is zero there, which changes no bit, as a sum that
-begins with 0 is never -0. Each operation of an optimizer step is rounded separately, as in `optimizers`, so
-that the bits of both are equal.
+begins with 0 is never -0. Each operation of an optimizer step is rounded separately, as in `rows.backends`,
+so that the bits of both are equal.
 
 A kernel is launched with as many programs as the device runs concurrently, each of which takes every n-th
 part. The grid is then fixed, whatever a batch holds, so that a recorded step fits any batch.
@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 
 from ...stats.batch_rows import LONG_LOOKUPS
+from ..rows.backends import ADAM_KEEP, ADAM_TAKE, MOMENTUM, RowOptimizer
 from ..rows.kernels import BLOCK_SAMPLES
-from ..rows.optimizers import ADAM_KEEP, ADAM_TAKE, MOMENTUM, RowOptimizer
 from .packed_batch import BatchLists, DecodedBatch, RowTensors, StepNumbers
 
 _MOST_FOLDS = tl.constexpr(16)

@@ -29,9 +29,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError
 from ..model.dlrm import pair_positions
-from ..rows.backends import segment_sums
-from ..rows.kernels import BLOCK_SAMPLES
-from ..rows.optimizers import (
+from ..rows.backends import (
     ADAGRAD_EPS,
     ADAM_BETAS,
     ADAM_EPS,
@@ -39,8 +37,10 @@ from ..rows.optimizers import (
     ADAM_TAKE,
     RowOptimizer,
     exact_sqrt,
+    segment_sums,
     step_with_torch,
 )
+from ..rows.kernels import BLOCK_SAMPLES
 from ..rows.tiers import initial_values_with_torch
 from .packed_batch import BatchLists, DecodedBatch, RowMoves, RowTensors, SeedTables, SlotLayout, StepNumbers
 
@@ -165,7 +165,7 @@ def sum_and_step(
         rows: updated.
 
     Error:
-        The bits of `kernels.sum_gradients` and `optimizers.step_with_numba`.
+        The bits of `kernels.sum_gradients` and `backends.step_with_numba`.
     """
     sums_UD = torch.empty(
         decoded.slots_U.numel(), grad_BFD.shape[2], device=grad_BFD.device, dtype=torch.float32
@@ -543,7 +543,7 @@ def step_dense(
         rounded_N: bfloat16, written, the weights rounded to nearest; None: not wanted.
 
     Error:
-        Every operation is rounded on its own, as `optimizers` does.
+        Every operation is rounded on its own, as `rows.backends` does.
     """
     rate, root_scale = rates_2[0], rates_2[1]
     if rule.decay:

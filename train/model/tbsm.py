@@ -21,9 +21,8 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from ...pipeline.errors import ShardError
-from ..config import ModelConfig
-from .dlrm import PairwiseDots, pair_positions
-from .layers import DenseModel, as_logits, build_mlp
+from ..config_parts import ModelConfig
+from .dlrm import DenseModel, PairwiseDots, as_logits, build_mlp, pair_positions
 from .shapes import tables_by_dim
 
 

@@ -38,21 +38,19 @@ from ...stats.row_bytes import state_width
 from ..build import build_tools
 from ..build_embeddings import attach_movers, build_embeddings, idle_settings, resolve, warn_of_idle
 from ..config import EmbeddingOptimizer, PlacementName, TrainConfig
+from ..config_parts import RecipeOptions
 from ..data.batch import Batch, EmbeddingTable
 from ..data.shards import Shards, with_hot_bytes
 from ..model.shapes import ModelInputs
-from ..placements.placements import num_steps_ahead
-from ..placements.step_source import StepSource
+from ..placements.placements import StepSource, num_steps_ahead
 from ..ranks.ranks import OneRank, raise_on_any_rank
-from ..recipe_options import RecipeOptions
+from ..rows.backends import RowOptimizer
 from ..rows.embeddings import Embeddings as Rows
 from ..rows.embeddings import changed_of
-from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import PlannedStep
 from ..rows.tiers import HostMemory
 from ..threads import BackgroundIterator, torch_as_before
-from .lookups import Dictionary, Held, is_same, read_lookups
-from .loop_ranks import SharedBatches, check_equal_rows, loop_ranks
+from .lookups import Dictionary, Held, SharedBatches, check_equal_rows, is_same, loop_ranks, read_lookups
 from .row_gradients import Lookup, RowGradients, RowsOfTable, RowsOptimizer, TableSettings, row_steps
 
 _WINDOW_BYTES = 64 * MIB

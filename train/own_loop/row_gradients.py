@@ -28,10 +28,9 @@ from ...pipeline.folders.totals import by_feature
 from ...pipeline.settings import Real
 from ..config import EmbeddingOptimizer
 from ..data.batch import Batch, EmbeddingTable, join
-from ..rows.optimizers import RowOptimizer
+from ..rows.backends import RowOptimizer
 from ..rows.table_group import RowStep, TableGroup
-from .lookups import Held
-from .loop_ranks import LoopRanks, gather_batches, gather_gradients
+from .lookups import Held, LoopRanks, gather_batches, gather_gradients
 
 # ruff: noqa: N815  (arrays carry shape suffixes)
 

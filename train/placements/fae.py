@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.shuffle import shuffled
-from ..data.batch import EmbeddingTable
-from ..data.batch_order import BatchOrder
+from ..data.batch import BatchOrder, EmbeddingTable
 from ..rows.embeddings import Embeddings
 from ..rows.step_plan import (
     BAGS_IN_PLACE,

@@ -36,10 +36,9 @@ from ..data.batch import (
     MicroBatches,
     join_lookups,
 )
-from ..rows.backends import NumbaRows
+from ..rows.backends import NumbaRows, RowOptimizer
 from ..rows.embeddings import Embeddings
 from ..rows.kernels import copy_rows
-from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import ColdRows, GroupStep, PlannedStep, StepPlan
 from ..rows.table_group import TableGroup
 from ..threads import WorkThreads

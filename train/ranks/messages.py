@@ -52,7 +52,7 @@ from ...stats.codecs import (
     codec_of,
 )
 from ...stats.kernel import kernel
-from ..config import (
+from ..config_parts import (
     AUTO,
     BASE,
     EXACT_CODEC,
@@ -64,7 +64,7 @@ from ..config import (
     parse_codec,
 )
 from ..data.batch import EmbeddingTable
-from ..dense.gradients import SUM_COLUMNS, add_tiles, add_tree
+from ..model.gradients import SUM_COLUMNS, add_tiles, add_tree
 from ..model.shapes import tables_by_dim
 from ..rows.kernels import num_levels
 from .ranks import Message, NotFiniteRowError, Ranks

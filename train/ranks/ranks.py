@@ -5,15 +5,19 @@ every other and how many it receives, so torch sends no sizes. Calls are collect
 calls in the same order. Messages are in host memory. torchrun, or anything else that sets RANK, WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT, starts the processes.
 
-The module also measures the speed of the link between ranks.
+The module also measures the speed of the link between ranks, and opens the store of a launch, where ranks
+leave signs of life.
 """
+# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import re
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -21,21 +25,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ...pipeline.errors import ConfigError, HotsetError, SaidElsewhereError
-from ..config import is_launched
-
-if TYPE_CHECKING:
-    from .pulse import Pulse
-
-# ruff: noqa: N815  (tensors carry shape suffixes)
-
+from ..config_parts import is_launched
 
 _DIGEST_BYTES = 16
 _SIGN_SECONDS = 0.1
@@ -412,7 +411,6 @@ def join_ranks(timeout_seconds: float = 60.0, backend: str = _BACKEND) -> Ranks:
             f"this process was not launched as a rank: {', '.join(missing)} not set",
             hint="start it with `torchrun --nproc-per-node 2`, or set them as torchrun does",
         )
-    from .pulse import Pulse, has_agent, open_store
 
     timeout = datetime.timedelta(seconds=timeout_seconds)
     rank = int(os.environ["RANK"])
@@ -512,3 +510,78 @@ def _trial(ranks: Ranks, num_bytes: int) -> float:
     begin = time.perf_counter()
     ranks.exchange(sent, received)()
     return time.perf_counter() - begin
+
+
+_BEAT_SECONDS = 0.5
+"""Between two signs of a rank that it is running."""
+_joins = itertools.count()
+"""Groups that this process has joined; all ranks join equally many."""
+
+
+class Pulse:
+    """Signs of life of all ranks in the store of a launch.
+
+    A thread counts one key up for each rank. A process that was killed or stopped counts no more, one that
+    waits for others does.
+
+    Args:
+        store: of all ranks; each has a client of its own.
+    """
+
+    def __init__(self, store: Store, rank: int, num_ranks: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(_BEAT_SECONDS):
+            try:
+                self._store.add(_beats_of(self._rank), 1)
+            except RuntimeError:  # torchrun is gone, and its ranks end as well
+                return
+
+    def lost(self) -> list[int]:
+        """Return the ranks that give no sign any more; takes a second and a half."""
+        others = [rank for rank in range(self._num_ranks) if rank != self._rank]
+        try:
+            before = [self._store.add(_beats_of(rank), 0) for rank in others]
+            time.sleep(3 * _BEAT_SECONDS)
+            after = [self._store.add(_beats_of(rank), 0) for rank in others]
+        except RuntimeError:
+            return []
+        return [rank for rank, was, now in zip(others, before, after, strict=True) if was == now]
+
+    def stop(self) -> None:
+        """Give no sign any more."""
+        self._stopped.set()
+        self._thread.join()
+
+
+def _beats_of(rank: int) -> str:
+    return f"beats/{rank}"
+
+
+def has_agent() -> bool:
+    """Return whether torchrun hosts the store of its ranks, which then outlives each of them."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def open_store(rank: int, num_ranks: int, timeout: datetime.timedelta) -> Store:
+    """Open the store of the launch, under a name of this attempt.
+
+    Torchrun keeps its store when it starts lost ranks again. By torch's own names they would find the
+    addresses of the processes before them.
+    """
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        num_ranks,
+        is_master=rank == 0 and not has_agent(),
+        timeout=timeout,
+        multi_tenant=True,
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"hotset/{attempt}/{next(_joins)}", store)

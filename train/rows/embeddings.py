@@ -34,10 +34,9 @@ from numpy.typing import NDArray
 from ..data.batch import Batch, EmbeddingTable, Lookups, LookupsOfBatch
 from ..metrics import Kind
 from .changed_rows import ChangedRows
-from .step_plan import GroupStep, PlannedStep, StepPlan, Transfer
+from .step_plan import GroupStep, PlannedStep, StepPlan, Transfer, Transfers, TransferThread
 from .table_group import TableGroup
 from .tiers import FileTier, Way
-from .transfers import Transfers, TransferThread
 
 if TYPE_CHECKING:
     from ..device import Event

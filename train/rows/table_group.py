@@ -2,7 +2,7 @@
 
 One class serves every placement; what differs is the plan. ``load`` moves rows, ``look_up`` comes before the
 forward pass, ``update`` after the backward pass. A transfer touches only staging slots and the slow tier and
-may run in another thread, ahead of the batches it serves (`transfers`). Where rows stay on the slow tier,
+may run in another thread, ahead of the batches it serves (`step_plan`). Where rows stay on the slow tier,
 their vectors are sent to the fast tier, and gradients back.
 
 A group keeps which row is in each staging slot. A device is given transfers faster than they can be noted
@@ -24,10 +24,9 @@ from ...stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from ..data.batch import Batch, BatchIds, IdReader, Lookups, MicroBatches
 from ..metrics import Kind
 from ..threads import WorkThreads
-from .backends import NumbaRows, RowBackend, backend_of, fetch, initialize_rows, write_back
+from .backends import NumbaRows, RowBackend, RowOptimizer, backend_of, fetch, initialize_rows, write_back
 from .changed_rows import ChangedRows
 from .kernels import copy_rows
-from .optimizers import RowOptimizer
 from .step_plan import ColdRows, GroupStep, Placement, SplitBatch, StepPlan, Transfer
 from .tiers import FileTier, InitialValues, Moves, Tier, TrafficCounter, Way
 

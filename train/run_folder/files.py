@@ -39,29 +39,23 @@ import numpy as np
 from ...pipeline.errors import HotsetError, MissingExtraError, format_byte_size, install_hint
 from ...pipeline.folders.disk import link_folder, make_folder, manifest_of
 from ...pipeline.folders.manifest import MANIFEST, Manifest
-from ..config import MOST_MICRO_BATCHES, ChosenExchange, TrainConfig
-from ..data.batch_order import BATCH_ORDER
+from ..config import CONFIG, METRICS, MOST_MICRO_BATCHES, SUMMARY, RunTable, TrainConfig, read_object
+from ..config_parts import ChosenExchange
+from ..data.batch import BATCH_ORDER
 from ..data.shards import ShardOrigin, Shards, vocabulary_of
-from ..dense.gradients import cpu_features
-from ..dense.linear import choose_library
-from ..model.choose_model import choose_labels, choose_model, recorded_name
-from ..run_config import CONFIG, METRICS, SUMMARY, RunTable, read_object
-from .weights import Weights, send_weights, write_weights
+from ..model.gradients import cpu_features
+from ..model.kernels import choose_library
+from ..model.shapes import choose_labels, choose_model, recorded_name
+from .weights import RUN_STAGE, RUN_VERSION, STATES, WEIGHTS, Weights, send_weights, write_weights
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints of an unfinished run."""
-WEIGHTS = "weights.safetensors"
 VOCABULARY = "vocabulary"
 """The vocabulary that the run keeps."""
-STATES = "states.safetensors"
-"""Optimizer states of rows, by table, and of dense layers; a run whose optimizers have none lacks it."""
 RUN_FILES = (CONFIG, METRICS, WEIGHTS, BATCH_ORDER, SUMMARY)
 """Files of a finished run, without its manifest."""
 BEST_PREFIX = "best-"
 """Beginning of the names of files with the best weights so far, which a finished run does not have."""
-RUN_STAGE = "train"
-"""The stage that the manifest of a run names."""
-RUN_VERSION = 1
 
 
 class ReservedRoom:

@@ -37,9 +37,9 @@ from ..build_model import ModelSource, build_model
 from ..config import ExportConfig, RowType
 from ..evaluate import load_dense_layers
 from ..model.shapes import ModelInputs
-from ..run_folder.reader import read_finite
+from ..run_folder.weights import read_finite
 from .export import ONNX, PROGRAM, STAGE, VERSION, ServedTable, features_of, graph_of, write_export
-from .run_tables import MODEL, ExportedModel, RunTables, TableCategories, pack_rows
+from .predict import MODEL, ExportedModel, RunTables, TableCategories, pack_rows
 from .serving_inputs import FEATURES
 
 CHANGES = "changes.safetensors"

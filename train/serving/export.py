@@ -44,13 +44,12 @@ from ..build_model import ModelSource, explained
 from ..config import ExportConfig, RowType
 from ..evaluate import answers_of, evaluate, load_dense_layers
 from ..metrics import Scores
-from ..model.layers import DenseModel
+from ..model.dlrm import DenseModel
 from ..model.shapes import tables_by_dim
 from ..run_folder.files import ReservedRoom
-from ..run_folder.reader import read_finite, read_weights
-from ..run_folder.weights import Weights
+from ..run_folder.weights import Weights, read_finite, read_weights
 from . import serving_inputs
-from .run_tables import MODEL, ExportedModel, RunTables, pack_rows, unpack_rows
+from .predict import MODEL, ExportedModel, RunTables, pack_rows, unpack_rows
 from .serving_inputs import FEATURES, IS_MISSING, LENGTH, bag_name
 
 

@@ -30,7 +30,7 @@ from ...pipeline.errors import ConfigError, require_at_least
 from ...pipeline.folders.totals import by_feature, for_features
 from ...stats.batch_rows import part_of_rank
 from ...stats.kernel import read_only
-from ..config import Pooling
+from ..config_parts import Pooling
 from ..data.batch import Batch, EmbeddingTable
 from ..data.dataset import Split, batches_of
 from ..data.shards import Shards

@@ -26,7 +26,7 @@ from torch.nn.functional import embedding_bag
 
 from ...pipeline.errors import MissingExtraError
 from ..build_embeddings import TORCHREC_OPTIMIZERS
-from ..rows.optimizers import RowOptimizer, step_with_torch
+from ..rows.backends import RowOptimizer, step_with_torch
 from .batches import GroupLookups, RankBatch, ReplicatedRows
 
 # TorchRec logs by functions that would give the root logger a handler of their own.

@@ -30,22 +30,21 @@ from ...stats.batch_rows import part_of_rank
 from ..build import answers_of_run, build_dense_optimizers, build_objective, build_order, build_rates
 from ..build_embeddings import RunStart, num_threads, open_device
 from ..build_model import LossSource, ModelSource, UserModel, build_model, warn_of_probabilities
-from ..config import EXACT_CODEC, TrainConfig
-from ..data.batch import MicroBatches
-from ..data.batch_order import BatchOrder
+from ..config import TrainConfig
+from ..config_parts import EXACT_CODEC
+from ..data.batch import BatchOrder, MicroBatches
 from ..data.shards import Shards
-from ..dense.dense_step import GraphStep, logits_of, loss_sum_of, random_numbers_of, set_mode
 from ..evaluate import Predictor
+from ..loop import Trainer
 from ..metrics import Answers, Meter
-from ..model.choose_model import choose_model
-from ..model.layers import DenseModel, drawing
-from ..model.shapes import ModelInputs
-from ..placements.step_source import StepSource
+from ..model.dense_step import GraphStep, logits_of, loss_sum_of, random_numbers_of, set_mode
+from ..model.dlrm import DenseModel, drawing
+from ..model.shapes import ModelInputs, choose_model
+from ..placements.placements import StepSource
 from ..ranks.ranks import Ranks, TorchRanks, check_equal_settings
-from ..rows.optimizers import ADAM_BETAS, RowOptimizer
+from ..rows.backends import ADAM_BETAS, RowOptimizer
 from ..step import DenseUpdate, Stopping
 from ..threads import WorkThreads
-from ..trainer import Trainer
 from .batches import RankBatch, ReplicatedRows, rank_batch
 from .embeddings import HotColdEmbeddings, ReplicatedOptimizer
 from .rank_rows import RankRows
@@ -54,7 +53,7 @@ from .steps import StepOptimizers, TorchRecSteps, pipeline_class
 
 if TYPE_CHECKING:
     from ...stats.replication import Network, RowUses
-    from ..dense.objective import Objective
+    from ..model.kernels import Objective
 
 _log = logging.getLogger(__name__)
 _NO_EQUAL_BITS = (
@@ -195,7 +194,7 @@ def build_torchrec_trainer(
         num_agreed=steps.num_agreed,
         whole_losses=steps.whole_losses,
     )
-    steps.peek = trainer.peek
+    steps.peek = lambda place: None if trainer.ahead is None else trainer.ahead.peek(place)
     return trainer
 
 

@@ -17,12 +17,13 @@ import torch.distributed as dist
 
 from ...pipeline.errors import ConfigError, local_path, require_at_least
 from ..build_embeddings import TORCHREC_OPTIMIZERS
-from ..config import Pooling, TrainConfig
-from ..data.batch_order import SeededOrder
+from ..config import TrainConfig
+from ..config_parts import Pooling
+from ..data.batch import SeededOrder
 from ..data.dataset import Split
 from ..data.shards import Shards
 from ..ranks.ranks import TorchRanks
-from ..rows.optimizers import RowOptimizer
+from ..rows.backends import RowOptimizer
 from .batches import RankBatches, ReplicatedRows
 from .embeddings import ReplicatedOptimizer
 from .engine import shard

@@ -42,8 +42,7 @@ from ..checkpoints.files import (
     write_part,
     write_record,
 )
-from ..checkpoints.resume import RunCheckpoints, capture
-from ..checkpoints.source_run import optimizer_states
+from ..checkpoints.resume import RunCheckpoints, capture, optimizer_states
 from ..checkpoints.writer import NotFiniteError
 from ..data.batch import Batch, EmbeddingTable, LookupsOfBatch
 from ..ranks.ranks import (
@@ -55,8 +54,8 @@ from ..ranks.ranks import (
     wait_for_all,
     wait_for_first,
 )
+from ..rows.backends import RowOptimizer
 from ..rows.embeddings import Embeddings, RowsPart, RowsSource
-from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import GroupStep, PlannedStep, StepPlan
 from ..rows.tiers import WAYS, InitialValues, Way
 from ..run_folder.files import ReservedRoom

@@ -31,8 +31,7 @@ from ...train.build_model import build_model
 from ...train.config import TrainConfig
 from ...train.data.batch import Batch
 from ...train.data.shards import EvaluationPart, Shards
-from ...train.model.choose_model import choose_model
-from ...train.model.shapes import ModelInputs
+from ...train.model.shapes import ModelInputs, choose_model
 from ...train.rows.tiers import InitialValues
 from ...train.run import train
 from ..library import preprocess

@@ -24,14 +24,14 @@ from ...stats.shuffle import epoch_order
 from ...train.build import build_trainer
 from ...train.build_embeddings import open_device_api
 from ...train.config import EmbeddingOptimizer, PlacementName, TrainConfig
-from ...train.data.batch_order import RecordedOrder
+from ...train.data.batch import RecordedOrder
 from ...train.data.shards import Shards
-from ...train.dense.gradients import DenseDtype
 from ...train.device import STREAMS, Device, StreamName
 from ...train.gpu.packed_batch import RowMoves, RowTensors
 from ...train.gpu.queued_steps import QueuedSteps
 from ...train.gpu.twins import choose_kernels
 from ...train.loop import run_steps
+from ...train.model.gradients import DenseDtype
 from ...train.rows.tiers import HostMemory
 from .gpu_day import PartSettings, Records
 from .kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards

@@ -40,7 +40,7 @@ from ...stats.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
 from ...train.build import MOST_READERS, build_trainer
 from ...train.config import PlacementName, TrainConfig
-from ...train.data.batch_order import RecordedOrder
+from ...train.data.batch import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.gpu.queued_steps import QueuedSteps
 from ...train.loop import train_steps

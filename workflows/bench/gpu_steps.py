@@ -30,14 +30,13 @@ from ...train.build import build_trainer
 from ...train.build_embeddings import open_device, open_device_api
 from ...train.build_model import build_model
 from ...train.config import TrainConfig
-from ...train.data.batch_order import RecordedOrder
+from ...train.data.batch import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.device import Device, Graph, StreamName
 from ...train.gpu.twins import is_twin
 from ...train.loop import read_ahead
-from ...train.model.choose_model import choose_model
-from ...train.model.layers import DenseModel
-from ...train.model.shapes import ModelInputs, dlrm_shape
+from ...train.model.dlrm import DenseModel
+from ...train.model.shapes import ModelInputs, choose_model, dlrm_shape
 from ...train.threads import BackgroundIterator
 from .gpu_checks import base_config, drawn_samples, packed_shards
 from .gpu_day import PartSettings, Records

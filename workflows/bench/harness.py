@@ -32,7 +32,7 @@ from ...pipeline.errors import ConfigError, HotsetError, first_line
 from ...pipeline.folders.disk import check_target, whole_file
 from ...pipeline.runtime.limits import anonymous_bytes, available_bytes, control_groups
 from ...pipeline.runtime.tasks import num_workers
-from ...train.config import TIMEOUT_VARIABLE
+from ...train.config_parts import TIMEOUT_VARIABLE
 from ..machine import describe_machine
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import MANIFEST, hash_file
 from ...train.build import build_trainer
 from ...train.checkpoints.resume import RunCheckpoints
-from ...train.config import CheckpointSettings, PlacementName, TrainConfig
+from ...train.config import METRICS, PlacementName, TrainConfig
+from ...train.config_parts import CheckpointSettings
 from ...train.data.shards import Shards
-from ...train.run_config import METRICS
 from ...train.run_folder.files import CHECKPOINTS
 from ..drawn_shards import DrawnShards
 from . import harness

@@ -27,8 +27,7 @@ from ...train.build import build_trainer
 from ...train.build_embeddings import set_threads
 from ...train.config import TrainConfig
 from ...train.data.shards import Shards
-from ...train.loop import run_steps
-from ...train.trainer import Trainer
+from ...train.loop import Trainer, run_steps
 from ..drawn_shards import DrawnShards
 from . import harness
 from .harness import Facts, Measurement, MemoryLimit, Options, clock, seconds_since, tell

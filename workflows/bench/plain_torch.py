@@ -21,8 +21,7 @@ from torch.nn.functional import embedding_bag
 
 from ...pipeline.folders.totals import for_features
 from ...train.config import Optimizers, TrainConfig
-from ...train.data.batch import Batch
-from ...train.data.batch_order import SeededOrder
+from ...train.data.batch import Batch, SeededOrder
 from ...train.data.shards import Shards
 
 Logits = NDArray[np.float64]

@@ -35,8 +35,8 @@ from ...stats.exchange import MOST_RANKS, RankedEpoch, count_exchange
 from ...stats.replication import Network, Traffic, choose_prefixes, traffic_of
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
+from ...train.config_parts import RecipeOptions
 from ...train.data.shards import Shards
-from ...train.recipe_options import RecipeOptions
 from ...train.run import train
 from ...train.torchrec.sharding import count_uses
 from . import harness

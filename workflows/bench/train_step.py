@@ -34,13 +34,11 @@ from ...stats.shuffle import epoch_order
 from ...train.build import build_trainer
 from ...train.build_embeddings import set_threads
 from ...train.config import TrainConfig
-from ...train.data.batch import Batch
-from ...train.data.batch_order import RecordedOrder
+from ...train.data.batch import Batch, RecordedOrder
 from ...train.data.shards import Shards
-from ...train.dense.gradients import cpu_features, has_bf16
-from ...train.loop import read_ahead, train_steps
+from ...train.loop import Trainer, read_ahead, train_steps
+from ...train.model.gradients import cpu_features, has_bf16
 from ...train.model.shapes import dlrm_shape
-from ...train.trainer import Trainer
 from .. import drawn_shards
 from . import harness
 from .harness import Facts, Options, Seconds, tell

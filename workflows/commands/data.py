@@ -217,7 +217,7 @@ def _configs_of(source: Path) -> dict[str, Any]:
     """Return the configs that a source has, by table."""
     # A run, a preprocessed folder or a file: each is known by what it must hold.
     if (source / _CONFIG).exists():
-        from ...train.run_config import read_settings
+        from ...train.config import read_settings
 
         return {"train": read_settings(source / _CONFIG)}
     if (source / "columns").is_dir():

@@ -260,7 +260,7 @@ def _comparison(runs: list[dict[str, Any]]) -> TextTable:
 
 
 def _checksum_of_weights(run: dict[str, Any]) -> str:
-    from ...train.run_folder.files import WEIGHTS
+    from ...train.run_folder.weights import WEIGHTS
 
     files = Manifest.read(Path(run["run"])).files
     return next(file.xxh3_128 for file in files if file.path == WEIGHTS)

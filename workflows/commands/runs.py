@@ -22,7 +22,7 @@ from rich.console import Console
 
 from ...pipeline.errors import HotsetError, format_byte_size
 from ...pipeline.folders.disk import whole_file
-from ...train.run_config import read_object
+from ...train.config import read_object
 from ..command_list import JsonCommand
 from ..console import TextTable, print_json, print_line, print_table, say, stdout_console
 from ..options import Arg

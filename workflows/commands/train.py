@@ -16,17 +16,8 @@ from rich.console import Console
 from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, local_path
 from ...pipeline.folders.disk import check_target
 from ...pipeline.folders.manifest import shards_in
-from ...train.config import (
-    CheckpointSettings,
-    ExchangeOptions,
-    ExportConfig,
-    PredictConfig,
-    TrainConfig,
-    is_first,
-    is_launched,
-)
-from ...train.recipe_options import require_share
-from ...train.run_config import read_config
+from ...train.config import ExportConfig, PredictConfig, TrainConfig, read_config
+from ...train.config_parts import CheckpointSettings, ExchangeOptions, is_first, is_launched, require_share
 from ..command_list import JsonCommand, config_of
 from ..console import (
     TextTable,
@@ -223,7 +214,7 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
 
     def _explain_epochs(self, summary: Mapping[str, Any]) -> str | None:
         """Return a sentence where further epochs made predictions worse; None elsewhere."""
-        from ...train.run_config import METRICS
+        from ...train.config import METRICS
 
         if self.epochs == 1 or self.recipe.keeps_best:
             return None

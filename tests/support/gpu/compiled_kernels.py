@@ -29,7 +29,7 @@ from hotset.tests.support.gpu.device_batches import DrawnBatch, draw_batch, draw
 from hotset.tests.support.gpu.kernel_code import inexact_operations, narrow_accesses, races_of
 from hotset.train.gpu.packed_batch import RowMoves, RowTensors, SeedTables
 from hotset.train.gpu.twins import BIAS_BLOCK, LOSS_BLOCK, DenseOptimizerName, DenseRule, kernel_of
-from hotset.train.rows.optimizers import RowOptimizer
+from hotset.train.rows.backends import RowOptimizer
 from hotset.train.rows.tiers import InitialValues, Layout
 
 HOPPER = 90

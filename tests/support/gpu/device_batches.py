@@ -28,7 +28,7 @@ from hotset.train.gpu.packed_batch import (
     StepNumbers,
 )
 from hotset.train.gpu.twins import kernel_of
-from hotset.train.rows.optimizers import RowOptimizer
+from hotset.train.rows.backends import RowOptimizer
 from hotset.train.rows.tiers import Layout
 
 POISON = 0x7F7F7F7F

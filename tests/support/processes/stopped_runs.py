@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hotset.tests.support.processes.kills import Killed
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import CheckpointSettings
 from hotset.train.run import RunOptions, train
 
 WITH_STATES = ("weights.safetensors", "states.safetensors")

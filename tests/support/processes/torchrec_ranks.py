@@ -28,8 +28,8 @@ import torch.distributed as dist
 from hotset.pipeline.errors import ShardError
 from hotset.tests.support.processes.made_up_tensorboard import STUB
 from hotset.train import run
-from hotset.train.config import CheckpointSettings, TrainConfig
-from hotset.train.recipe_options import RecipeOptions
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import CheckpointSettings, RecipeOptions
 from hotset.workflows.bench.examples.torchrec_ranks import Spy
 from hotset.workflows.bench.harness import free_port
 

@@ -35,32 +35,30 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.advice import MachineSpeeds
 from hotset.train.build_embeddings import resolve
-from hotset.train.checkpoints import source_run
+from hotset.train.checkpoints import starting_rows
 from hotset.train.checkpoints.best_weights import BestWeights
 from hotset.train.checkpoints.files import refuse_other_shape
 from hotset.train.checkpoints.resume import RunCheckpoints
-from hotset.train.checkpoints.source_run import _open_maps, _read_map, _refuse_not_finite
-from hotset.train.config import ChosenExchange, TrainConfig
+from hotset.train.checkpoints.starting_rows import _open_maps, _read_map, _refuse_not_finite
+from hotset.train.config import RunConfig, TrainConfig, read_config
+from hotset.train.config_parts import ChosenExchange
 from hotset.train.data import shards as shards_module
-from hotset.train.data.batch import MicroBatches
-from hotset.train.data.batch_order import RecordedOrder, ResumedOrder, SeededOrder
+from hotset.train.data.batch import MicroBatches, RecordedOrder, ResumedOrder, SeededOrder
 from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.shards import Shards, with_hot_bytes
-from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.metrics import ScoreCounter, words_for
-from hotset.train.own_loop.loop_ranks import SharedBatches
+from hotset.train.model.gradients import choose_dense_dtype
+from hotset.train.own_loop.lookups import SharedBatches
+from hotset.train.placements.spill_plan import BlockFile, mapped_zeros
 from hotset.train.ranks.messages import check_tables_of_bounds
 from hotset.train.ranks.ranks import OneRank, Ranks, check_equal_settings, join_ranks
 from hotset.train.rows import tiers
 from hotset.train.rows.embeddings import RowsPart
-from hotset.train.run_config import RunConfig, read_config
 from hotset.train.run_folder import files as run_files
 from hotset.train.run_folder import files as run_writer
-from hotset.train.run_folder import reader
+from hotset.train.run_folder import weights
 from hotset.train.run_folder.files import ReservedRoom, claimed
 from hotset.train.run_log import read_summary
-from hotset.train.spill.row_store import BlockFile
-from hotset.train.spill.run_plan import mapped_zeros
 from hotset.train.torchrec.sharding import codecs_of, count_uses, plan_sharding
 from hotset.workflows import characterise as module
 from hotset.workflows.characterise import Cell, CellFile, CellRun
@@ -172,14 +170,14 @@ def test_another_budget_for_shards_without_their_plan(shell: Shell) -> None:
     assert "the folder that preprocess wrote" in hint_of(lambda: with_hot_bytes(alone, 1000, "sgd"))
 
 
-@follows("train/data/batch_order.py::read_batch_order")
+@follows("train/data/batch.py::read_batch_order")
 def test_an_order_to_replay(shell: Shell) -> None:
     assert hint_of(lambda: RecordedOrder.of_run(Path("data"), 4, 1)) == "give the folder of a finished run"
     shards = Shards.open(Path("data"))
     RecordedOrder.of_run(Path("run"), shards.num_training_batches, 1)
 
 
-@follows("train/run_folder/reader.py::refuse_other_tables refuse_other_tables#2")
+@follows("train/run_folder/weights.py::refuse_other_tables refuse_other_tables#2")
 def test_a_run_on_other_shards(shell: Shell) -> None:
     config = read_config(Path("run"))
     shards: Any = Shards.open(Path("data"))
@@ -192,21 +190,20 @@ def test_a_run_on_other_shards(shell: Shell) -> None:
         )
         others.__dict__.update(change)
         hint = "give the shards of the run"
-        assert hint_of(partial(reader.refuse_other_tables, config, others, hint)) == hint
+        assert hint_of(partial(weights.refuse_other_tables, config, others, hint)) == hint
     write_shards(Path("others/shards"))
     assert "shards of the same vocabulary" in shell.refused("evaluate", "run", "others")
     shell.works("evaluate", "run", "data")
 
 
 @follows(
-    "train/run_folder/weights.py::open_weights train/run_config.py::RunConfig.read "
-    "train/run_log.py::read_summary"
+    "train/run_folder/weights.py::open_weights train/config.py::RunConfig.read train/run_log.py::read_summary"
 )
 def test_files_of_a_run(shell: Shell) -> None:
     wanted = "give the folder that a finished training run wrote (its --out)"
-    assert hint_of(lambda: reader.read_weights(Path("run/nothing"))) == wanted
+    assert hint_of(lambda: weights.read_weights(Path("run/nothing"))) == wanted
     Path("run/nothing/weights.safetensors").mkdir(parents=True)
-    assert hint_of(lambda: reader.read_weights(Path("run/nothing"))) == wanted
+    assert hint_of(lambda: weights.read_weights(Path("run/nothing"))) == wanted
     shutil.rmtree("run/nothing")
     assert hint_of(lambda: RunConfig.read({}, "config.json")) == wanted
     whole = Path("run/summary.json").read_text()
@@ -216,14 +213,14 @@ def test_files_of_a_run(shell: Shell) -> None:
     shell.works("evaluate", "run", "data")
 
 
-@follows("train/run_folder/reader.py::refuse_other_weights _not_finite")
+@follows("train/run_folder/weights.py::refuse_other_weights _not_finite")
 def test_damaged_weights_are_trained_again(shell: Shell) -> None:
     config = read_config(Path("run"))
-    weights = reader.read_weights(Path("run"))
+    found = weights.read_weights(Path("run"))
     other = torch.nn.Linear(2, 2)
-    assert "train again" in hint_of(lambda: reader.refuse_other_weights(Path("run"), weights, config, other))
+    assert "train again" in hint_of(lambda: weights.refuse_other_weights(Path("run"), found, config, other))
     nan: Any = {"C1": torch.tensor([float("nan")])}
-    assert "lower learning rates" in hint_of(lambda: reader.read_finite(Path("run"), nan, "C1"))
+    assert "lower learning rates" in hint_of(lambda: weights.read_finite(Path("run"), nan, "C1"))
     shell.works("evaluate", "run", "data")
 
 
@@ -261,7 +258,7 @@ def test_a_disk_without_room_for_rows(shell: Shell, monkeypatch: pytest.MonkeyPa
     assert tiers.mapped_rows(10, 4, Path()).shape == (10, 4)
 
 
-@follows("train/spill/row_store.py::BlockFile._fault")
+@follows("train/placements/spill_plan.py::BlockFile._fault")
 def test_rows_on_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = "give another --slow-dir"
     with monkeypatch.context() as patched:
@@ -271,7 +268,7 @@ def test_rows_on_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(BlockFile(Path(), 4096, 1)._fault("read", "broken").hint).startswith(wanted)
 
 
-@follows("train/dense/gradients.py::choose_dense_dtype")
+@follows("train/model/gradients.py::choose_dense_dtype")
 def test_a_type_that_this_machine_is_slow_with(shell: Shell) -> None:
     hint = hint_of(lambda: choose_dense_dtype("bf16", "cpu", frozenset()))
     for name in hint.removeprefix("use --dense-dtype ").split(" or "):
@@ -294,7 +291,7 @@ def test_a_run_on_a_small_disk_goes_without_checkpoints(shell: Shell) -> None:
 
 
 @follows(
-    "train/data/batch_order.py::ResumedOrder.epochs ResumedOrder.epochs#2 "
+    "train/data/batch.py::ResumedOrder.epochs ResumedOrder.epochs#2 "
     "train/checkpoints/files.py::refuse_other_shape"
 )
 def test_another_run_is_not_resumed() -> None:
@@ -316,7 +313,7 @@ def another_day(shell: Shell) -> None:
     write_map("data", "more")
 
 
-@follows("train/checkpoints/source_run.py::_open_maps#2 _open_maps#3 _open_maps#4")
+@follows("train/checkpoints/starting_rows.py::_open_maps#2 _open_maps#3 _open_maps#4")
 def test_a_map_of_other_ids_is_made_again(shell: Shell) -> None:
     another_day(shell)
     start = ("train", "more", "--threads", "1", "--init-from", "run", "--out", "next")
@@ -335,14 +332,14 @@ def test_a_map_of_other_ids_is_made_again(shell: Shell) -> None:
     shards = Shards.open(Path("more"))
     tables = (replace(other.tables[0], num_rows=1), *other.tables[1:])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_run, "vocabulary_of", lambda shards: None)
+        patch.setattr(starting_rows, "vocabulary_of", lambda shards: None)
         assert hint == hint_of(
             lambda: _open_maps(Path("run"), replace(other, vocabulary=None, tables=tables), shards)
         )
     shell.works(*start)
 
 
-@follows("train/checkpoints/source_run.py::_read_map _read_map#2")
+@follows("train/checkpoints/starting_rows.py::_read_map _read_map#2")
 def test_a_damaged_map_is_made_again(shell: Shell) -> None:
     another_day(shell)
     path = Path("more/id_map/C1.arrow")
@@ -361,7 +358,7 @@ def test_a_damaged_map_is_made_again(shell: Shell) -> None:
     shell.works(*start)
 
 
-@follows("train/checkpoints/source_run.py::_refuse_not_finite")
+@follows("train/checkpoints/starting_rows.py::_refuse_not_finite")
 def test_a_run_that_does_not_fit_is_not_started_from(shell: Shell) -> None:
     write_shards(Path("tables/shards"))
     hint = shell.refused("train", "tables", "--out", "next", "--init-from", "run")
@@ -493,7 +490,7 @@ def test_frames_are_given_as_hints_say(shell: Shell) -> None:
 @follows(
     "pipeline/formats/user_data.py::VectorFile._misfit VectorFile._refuse_width "
     "pipeline/formats/user_data.py::CategoryIds.__init__ CategoryIds.find CategoryIds.categories "
-    "train/checkpoints/given_tables.py::open_given_tables open_given_tables#2 _look_up"
+    "train/checkpoints/starting_rows.py::open_given_tables open_given_tables#2 _look_up"
 )
 def test_vectors_and_categories_are_given_as_hints_say(shell: Shell) -> None:
     shards = hotset.Shards("data")
@@ -550,7 +547,7 @@ def test_a_process_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         ranks.close()
 
 
-@follows("train/own_loop/loop_ranks.py::loop_ranks SharedBatches.held")
+@follows("train/own_loop/lookups.py::loop_ranks SharedBatches.held")
 def test_ranks_of_a_loop_of_ones_own_join_first_and_have_equal_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,12 +20,12 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train import loop, run_log
 from hotset.train.build import build_trainer
 from hotset.train.checkpoints import best_weights
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import CheckpointSettings, RecipeOptions
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.placements.placements import num_planned_steps
 from hotset.train.ranks.ranks import OneRank, Ranks, first_says
-from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_log import TrainSummary

@@ -2,8 +2,7 @@
 
 A run that is stopped anywhere ends with the bits of one that is not, under every placement.
 
-Also the tests of `resume`, `source_run`, `files`, `writer`, `run`, `run_log`, `embeddings`, `step_source`,
-and of the order of a resumed run.
+Also the tests of `files`, `writer`, `run`, `run_log`, `embeddings`, and of the order of a resumed run.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ from hotset.train.checkpoints.resume import (
     restore,
     table_sizes,
 )
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import CheckpointSettings, RecipeOptions
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
 from hotset.train.model.shapes import ModelInputs
-from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import CHECKPOINTS, claimed
 from hotset.train.run_folder.weights import write_weights

@@ -17,9 +17,8 @@ from hotset.train.build import build_trainer
 from hotset.train.checkpoints.writer import RowsCopy
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.loop import run_steps
+from hotset.train.loop import Trainer, run_steps
 from hotset.train.rows.embeddings import RowsPart, changed_of, settle
-from hotset.train.trainer import Trainer
 
 SPEC = ShardSpec(
     num_rows=(300, 400, 7),

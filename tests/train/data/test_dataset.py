@@ -28,8 +28,7 @@ from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.tests.support.real_torchrec import torchrec_or_skip
 from hotset.tests.support.resealed import set_in_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.train.data.batch import EmbeddingTable
-from hotset.train.data.batch_order import SeededOrder
+from hotset.train.data.batch import EmbeddingTable, SeededOrder
 from hotset.train.data.dataset import MLPERF_SIZES, MultiHotDraws, RankSteps, ShardDataset
 from hotset.train.data.shards import Shards
 

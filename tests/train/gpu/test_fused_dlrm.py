@@ -19,13 +19,14 @@ from hotset.tests.support.late_runs import draw_run, is_wrong, wanted_of
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.build import build_trainer
-from hotset.train.config import CheckpointSettings, PlacementName, TrainConfig
+from hotset.train.config import PlacementName, TrainConfig
+from hotset.train.config_parts import CheckpointSettings
 from hotset.train.data.shards import Shards
 from hotset.train.gpu.fused_dlrm import FusedHostDense, keeps_float32_sums
 from hotset.train.gpu.queued_steps import QueuedSteps
+from hotset.train.loop import Trainer
 from hotset.train.run import RunOptions, train
 from hotset.train.run_log import summarize_transfers
-from hotset.train.trainer import Trainer
 
 LAYERS: dict[str, Any] = {"bottom_mlp": (7,), "top_mlp": (9, 5)}
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import LONG_LOOKUPS, group_lookups, of_matrix
 from hotset.train.config import Optimizers
+from hotset.train.config_parts import RecipeOptions
 from hotset.train.gpu.packed_batch import BatchLists, BatchRoom, HostLists, PackedRoom, SentRates, pack
 from hotset.train.gpu.twins import DenseRule
-from hotset.train.recipe_options import RecipeOptions
-from hotset.train.rows.optimizers import RowOptimizer
+from hotset.train.rows.backends import RowOptimizer
 from hotset.train.rows.tiers import Layout
 from hotset.train.step import LearningRates, StepRates
 

@@ -35,13 +35,13 @@ from hotset.train.gpu import twins
 from hotset.train.gpu.packed_batch import InputRing, RowMoves, RowTensors
 from hotset.train.gpu.queued_steps import QueuedSteps, QueuedTransfers
 from hotset.train.gpu.twins import move_rows
+from hotset.train.loop import Trainer
 from hotset.train.placements.fae import Fae
 from hotset.train.placements.placements import num_steps_ahead
 from hotset.train.run import train
 from hotset.train.run_log import summarize_transfers
 from hotset.train.step import HostSteps
 from hotset.train.threads import PLACES_AT_A_TIME
-from hotset.train.trainer import Trainer
 
 
 @pytest.fixture
@@ -330,8 +330,8 @@ def test_nothing_that_orders_work_asks_which_device_it_has() -> None:
     names = ("fused_dlrm", "passes", "queued_steps")
     paths = [
         *(root / "gpu" / f"{name}.py" for name in names),
-        *(root / "rows" / f"{name}.py" for name in ("embeddings", "table_group", "transfers")),
-        root / "placements" / "step_source.py",
+        *(root / "rows" / f"{name}.py" for name in ("embeddings", "table_group", "step_plan")),
+        root / "placements" / "placements.py",
         root / "loop.py",
     ]
     for path in paths:

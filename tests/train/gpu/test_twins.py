@@ -16,7 +16,6 @@ from hotset.pipeline.errors import ConfigError
 from hotset.stats.batch_rows import LONG_LOOKUPS
 from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.tests.support.gpu.device_batches import DrawnBatch, Kernels, draw_ids, is_guarded, poisoned
-from hotset.train.dense import kernels as dense_kernels
 from hotset.train.gpu import twins
 from hotset.train.gpu.packed_batch import BatchRoom, RowMoves, RowTensors, SeedTables, SlotLayout
 from hotset.train.gpu.twins import (
@@ -27,9 +26,10 @@ from hotset.train.gpu.twins import (
     DenseRule,
     choose_kernels,
 )
+from hotset.train.model import kernels as dense_kernels
 from hotset.train.rows import kernels as row_kernels
+from hotset.train.rows.backends import RowOptimizer, step_with_numba
 from hotset.train.rows.kernels import BLOCK_SAMPLES
-from hotset.train.rows.optimizers import RowOptimizer, step_with_numba
 from hotset.train.rows.tiers import InitialValues, Layout
 
 F32 = np.float32

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ShardError
-from hotset.train.config import ModelConfig
+from hotset.train.config_parts import ModelConfig
 from hotset.train.model.dcn import CrossLayer, Dcn
 from hotset.train.model.shapes import DcnShape, tables_by_dim
 

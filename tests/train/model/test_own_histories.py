@@ -22,7 +22,8 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import EACH_WAY, assert_equal_bits, assert_placements_agree, trained
 from hotset.train.build import build_trainer
 from hotset.train.build_model import build_model, warn_of_probabilities
-from hotset.train.config import ModelConfig, TrainConfig
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import ModelConfig
 from hotset.train.data.shards import Shards
 from hotset.train.model.shapes import ModelInputs, TableInput
 from hotset.train.serving.changes import export_changes

@@ -17,11 +17,9 @@ import hotset
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.schema.schema_file import schema_named
 from hotset.tests.support.scored_runs import ScoredRun, serving_inputs_of
-from hotset.train.config import ExportConfig
-from hotset.train.run_config import read_config
+from hotset.train.config import ExportConfig, read_config
 from hotset.train.serving.export import build_graph, export_run
-from hotset.train.serving.predict import RunPredictor
-from hotset.train.serving.run_tables import RunTables
+from hotset.train.serving.predict import RunPredictor, RunTables
 from hotset.train.serving.serving_inputs import ServingInputs
 from hotset.workflows.cli import main
 from hotset.workflows.recipes import recipe_for

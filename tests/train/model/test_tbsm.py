@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ShardError
-from hotset.train.config import ModelConfig
+from hotset.train.config_parts import ModelConfig
 from hotset.train.model.shapes import tables_by_dim
 from hotset.train.model.tbsm import Tbsm, TbsmShape
 

@@ -16,17 +16,17 @@ from hotset.pipeline.errors import HotsetError, ShardError
 from hotset.stats.codecs import codec_of
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
-from hotset.train import build_ranks
+from hotset.train import ranked_run
 from hotset.train.build import build_trainer
-from hotset.train.config import ChosenExchange, TrainConfig
+from hotset.train.config import TrainConfig
+from hotset.train.config_parts import ChosenExchange
 from hotset.train.data.batch import Batch, MicroBatches
 from hotset.train.data.shards import Part, Shards
 from hotset.train.loop import run_steps
 from hotset.train.metrics import Quality
 from hotset.train.ranks import embeddings as ranked_embeddings
-from hotset.train.ranks.exchange import HeldRows
+from hotset.train.ranks.exchange import HeldRows, Node
 from hotset.train.ranks.messages import Coding
-from hotset.train.ranks.node import Node
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 
 PLACEMENTS = ("all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead")
@@ -249,7 +249,7 @@ def test_an_evaluation_batch_that_one_rank_cannot_read_is_an_error_of_all(
 
 
 def test_ranks_with_other_owners_are_refused(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold_rows = build_ranks._hold_rows
+    hold_rows = ranked_run._hold_rows
 
     def hold_others(shards: Shards, micro_batches: MicroBatches, node: Node) -> dict[int, HeldRows]:
         held = hold_rows(shards, micro_batches, node)
@@ -257,6 +257,6 @@ def test_ranks_with_other_owners_are_refused(shards: Shards, monkeypatch: pytest
             rows.owners_K[:1] = micro_batches.rank
         return held
 
-    monkeypatch.setattr(build_ranks, "_hold_rows", hold_others)
+    monkeypatch.setattr(ranked_run, "_hold_rows", hold_others)
     with pytest.raises(RankError, match="rank 1 differs from rank 0 in the plan of the exchange"):
         on_ranks(shards, fields_of("all-fast", 2), 2)

@@ -3,7 +3,6 @@
 Dense gradients summed over ranks: the tree of one process, bit for bit. A rank without one adds nothing. Rows
 of several table groups arrive at each rank by group, in the order of the ranks they come from.
 
-Tests `rank_checkpoints`, too.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from numpy.typing import NDArray
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.codecs import BoundedCodec, RowMessage, codec_of, shape_of
 from hotset.tests.support.thread_ranks import run_thread_ranks
-from hotset.train.checkpoints.rank_checkpoints import SavedErrors
-from hotset.train.config import ChosenExchange, ExchangeOptions
+from hotset.train.config_parts import ChosenExchange, ExchangeOptions
 from hotset.train.data.batch import EmbeddingTable
-from hotset.train.dense.gradients import add_tree
+from hotset.train.model.gradients import add_tree
+from hotset.train.ranked_run import SavedErrors
 from hotset.train.ranks.messages import (
     EXACT,
     CodedExchange,

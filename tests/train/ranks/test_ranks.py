@@ -1,6 +1,8 @@
 """Ranks as threads and as processes of torchrun: what arrives, who is gone, and how fast the link is.
 
 Whole runs end with the bits of one process, also where ranks are killed and others go on.
+
+The signs of ranks that are at work, and which rank gives none.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from hotset.pipeline.errors import ConfigError
 from hotset.tests.support.processes.rank_promises import check_promises
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
-from hotset.train.config import is_launched
+from hotset.train.config_parts import is_launched
+from hotset.train.ranks import ranks
 from hotset.train.ranks import ranks as torch_ranks
 from hotset.train.ranks.ranks import (
     Message,
     OneRank,
+    Pulse,
     RankError,
     Ranks,
     check_equal_settings,
@@ -436,3 +440,17 @@ def ranks_of(launch: subprocess.Popen[bytes]) -> dict[int, int]:
         if b"RANK" in values:
             found[int(values[b"RANK"])] = int(child)
     return found
+
+
+def test_a_rank_that_gives_no_sign_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_BEAT_SECONDS", 0.1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    pulses = [Pulse(store, rank, 4) for rank in range(4)]
+    try:
+        pulses[1].stop()
+        pulses[3].stop()
+        assert pulses[0].lost() == [1, 3]
+        assert pulses[2].lost() == [1, 3]
+    finally:
+        for each in pulses:
+            each.stop()

@@ -20,14 +20,13 @@ from hotset.tests.support.trained_models import EACH_WAY, assert_equal_bits, no_
 from hotset.train.build import build_trainer
 from hotset.train.build_embeddings import RunStart
 from hotset.train.config import TrainConfig
-from hotset.train.data.batch_order import RecordedOrder
+from hotset.train.config_parts import RecipeOptions
+from hotset.train.data.batch import RecordedOrder
 from hotset.train.data.shards import Shards
-from hotset.train.loop import run_steps
-from hotset.train.recipe_options import RecipeOptions
+from hotset.train.loop import Trainer, run_steps
+from hotset.train.rows.backends import RowOptimizer
 from hotset.train.rows.embeddings import RowsPart
-from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.run import train
-from hotset.train.trainer import Trainer
 
 DECAY = RecipeOptions(embedding_decay=0.01)
 

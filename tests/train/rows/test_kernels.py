@@ -16,6 +16,7 @@ from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.stats.id_tables import mix64_pair
 from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.tests.support.compiled import compiled_only
+from hotset.train.rows.backends import RowOptimizer, step_with_numba, step_with_torch
 from hotset.train.rows.kernels import (
     BLOCK_SAMPLES,
     apply_adagrad,
@@ -30,7 +31,6 @@ from hotset.train.rows.kernels import (
     pool_bags,
     sum_gradients,
 )
-from hotset.train.rows.optimizers import RowOptimizer, step_with_numba, step_with_torch
 
 F32 = np.float32
 

@@ -17,7 +17,7 @@ from hotset.tests.support.drawn_tiers import one_hot_ids
 from hotset.train.data.batch import EmbeddingTable, IdReader, MicroBatches
 from hotset.train.metrics import Meter
 from hotset.train.placements.placements import AllFast
-from hotset.train.rows.optimizers import RowOptimizer
+from hotset.train.rows.backends import RowOptimizer
 from hotset.train.rows.step_plan import NOTHING_TO_MOVE, GroupStep, InPlace, SplitBatch, StepPlan, Transfer
 from hotset.train.rows.table_group import TableGroup
 from hotset.train.rows.tiers import InitialValues, Layout, Moves, Tier, TrafficCounter

@@ -1,8 +1,6 @@
 """The folder of a run: written aside, finished by its summary.
 
 Metrics reach TensorBoard's writer once each; where it is installed, its own reader finds them.
-
-Tests `reader`, too.
 """
 
 from __future__ import annotations
@@ -23,9 +21,8 @@ from hotset.pipeline.folders.manifest import RecordError
 from hotset.tests.support.processes.made_up_tensorboard import STUB, written
 from hotset.tests.support.processes.stopped_runs import train_until
 from hotset.tests.support.shard_factory import write_shards
-from hotset.train.config import TrainConfig
+from hotset.train.config import RunConfig, TrainConfig, read_config
 from hotset.train.run import RunOptions, train
-from hotset.train.run_config import RunConfig, read_config
 from hotset.train.run_folder import files
 from hotset.train.run_folder.files import (
     CHECKPOINTS,
@@ -35,8 +32,7 @@ from hotset.train.run_folder.files import (
     remove_begun,
     without_removed,
 )
-from hotset.train.run_folder.reader import read_weights
-from hotset.train.run_folder.weights import Weights
+from hotset.train.run_folder.weights import Weights, read_weights
 
 CONFIG: dict[str, Any] = {
     "shards": "0" * 32,

@@ -1,4 +1,7 @@
-"""Weights written one tensor at a time are safetensors like any other."""
+"""Weights written one tensor at a time are safetensors like any other.
+
+Rows read from the weights of a run: only the parts of the file that hold wanted ones.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from hotset.pipeline.errors import HotsetError
-from hotset.train.run_folder.weights import Weights, open_weights, write_weights
+from hotset.pipeline.errors import MIB, HotsetError
+from hotset.train.data.batch import EmbeddingTable
+from hotset.train.rows.tiers import Layout, Tier
+from hotset.train.run_folder import weights as weights_module
+from hotset.train.run_folder.weights import SavedTier, Weights, open_weights, write_weights
 
 _TENSORS = {"C1": torch.arange(12.0).reshape(4, 3), "dense.a": torch.arange(5.0), "empty": torch.zeros(0, 4)}
 
@@ -144,3 +151,48 @@ def test_a_table_of_another_type_is_refused(tmp_path: Path) -> None:
     save_file({"C1": torch.zeros(2, 2, dtype=torch.float64)}, tmp_path / "w")
     with pytest.raises(HotsetError, match="C1 holds F64, want F32"):
         open_weights(tmp_path / "w")
+
+
+TABLES = [EmbeddingTable("A", 50, 5, 2), EmbeddingTable("B", 70, 0, 2)]
+
+
+@pytest.fixture
+def weights() -> Weights:
+    tensors = {name: torch.randn(count, 2) for name, count in (("A", 50), ("B", 70))}
+    return Weights.of_run(tensors, {})
+
+
+def read(tier: SavedTier, wanted: list[int]) -> torch.Tensor:
+    fast = Tier(Layout.of([0, 0], [0, 0]), 2, 0)
+    nothing = np.empty(0, np.int64)
+    tier.read(np.array(wanted, np.int64), fast, nothing, nothing)
+    return tier.weights_SD
+
+
+@pytest.mark.parametrize("memory", [0, 200, 10 * MIB])
+def test_wanted_rows_are_read(memory: int, weights: Weights) -> None:
+    tier = SavedTier(TABLES, 2, weights, memory)
+    whole = torch.cat([weights["A"], weights["B"]])
+    for wanted in ([], [0], [119], [3, 49, 50, 90, 119], list(range(120))):
+        assert torch.equal(read(tier, wanted), whole[wanted])
+    read(tier, [3, 49, 50])
+    assert tier.slots_of(np.array([50, 3])).tolist() == [2, 0]
+
+
+def test_parts_without_a_wanted_row_are_left_out(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int, int]] = []
+    rows = weights.rows
+
+    def recorded(name: str, first: int, stop: int) -> torch.Tensor:
+        asked.append((name, first, stop))
+        return rows(name, first, stop)
+
+    monkeypatch.setattr(weights, "rows", recorded)
+    monkeypatch.setattr(weights_module, "_PART_BYTES", 80)  # ten rows
+    read(SavedTier(TABLES, 2, weights, MIB), [12, 51, 119])
+    assert asked == [("A", 10, 20), ("B", 0, 10), ("B", 60, 70)]
+
+
+def test_memory_bounds_the_rows_of_a_group(weights: Weights) -> None:
+    tier = SavedTier(TABLES, 2, weights, MIB)
+    assert 0 < tier.most_read * (8 + 40) <= MIB * 7 // 8

@@ -28,7 +28,7 @@ from hotset.train.config import ROW_TYPES, ExportConfig, RowType
 from hotset.train.serving import changes as module
 from hotset.train.serving.changes import TableChanges, apply_changes, export_changes
 from hotset.train.serving.export import ServedTable, build_graph, export_run
-from hotset.train.serving.run_tables import RunTables, pack_rows, unpack_rows
+from hotset.train.serving.predict import RunTables, pack_rows, unpack_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_c
 from hotset.train.config import ROW_TYPES, ExportConfig, RowType
 from hotset.train.serving import export as export_module
 from hotset.train.serving.export import CategoryIndex, build_graph, export_run, features_of, score_packed_rows
-from hotset.train.serving.predict import RunPredictor
-from hotset.train.serving.run_tables import RunTables
+from hotset.train.serving.predict import RunPredictor, RunTables
 from hotset.train.serving.serving_inputs import ServingInputs
 
 TOLERANCE = 1e-5

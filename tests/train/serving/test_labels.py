@@ -20,7 +20,7 @@ from hotset.train.config import ExportConfig
 from hotset.train.evaluate import answers_of
 from hotset.train.serving.changes import export_changes
 from hotset.train.serving.export import build_graph, export_run, features_of
-from hotset.train.serving.run_tables import RunTables
+from hotset.train.serving.predict import RunTables
 from hotset.train.serving.serving_inputs import ServingInputs
 
 KEYS = 'format = "parquet"\nweight = "w"\nlabels = [{}]\n[dense]\nage = "float"\n[sparse]\nuser = "integer"\n'

@@ -24,15 +24,13 @@ from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.logs.other_logs import Log, schema_text, write_csv
 from hotset.tests.support.scored_runs import ScoredRun, serving_inputs_of
-from hotset.train.config import ExportConfig, TrainConfig
+from hotset.train.config import ExportConfig, TrainConfig, read_config
 from hotset.train.data.shards import Part, Shards
 from hotset.train.evaluate import Predictor, load_model
 from hotset.train.run import train
-from hotset.train.run_config import read_config
-from hotset.train.run_folder.reader import read_weights
+from hotset.train.run_folder.weights import read_weights
 from hotset.train.serving.export import build_graph
-from hotset.train.serving.predict import RunPredictor
-from hotset.train.serving.run_tables import RunTables
+from hotset.train.serving.predict import RunPredictor, RunTables
 
 KINDS = {
     "y": "label",

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import hotset
 from hotset.train.config import ExportConfig
 from hotset.train.serving.export import build_graph, features_of
-from hotset.train.serving.run_tables import RunTables
+from hotset.train.serving.predict import RunTables
 from hotset.train.serving.serving_inputs import FEATURES, ServingInputs
 from hotset.workflows.cli import main
 

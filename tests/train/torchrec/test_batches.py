@@ -13,8 +13,7 @@ from hotset.pipeline.errors import ConfigError, ShardError
 from hotset.pipeline.folders.totals import for_features
 from hotset.stats.batch_rows import part_of_rank
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.train.data.batch import Batch
-from hotset.train.data.batch_order import SeededOrder
+from hotset.train.data.batch import Batch, SeededOrder
 from hotset.train.data.dataset import ShardDataset, Split
 from hotset.train.data.shards import Shards
 from hotset.train.torchrec.batches import (

@@ -29,9 +29,9 @@ from hotset.train import run
 from hotset.train.advice import MachineSpeeds
 from hotset.train.build_embeddings import resolve
 from hotset.train.build_model import UserModel
-from hotset.train.config import CheckpointSettings
+from hotset.train.config_parts import CheckpointSettings
 from hotset.train.data.shards import Shards
-from hotset.train.rows.optimizers import RowOptimizer
+from hotset.train.rows.backends import RowOptimizer
 from hotset.train.run_folder.weights import open_weights
 from hotset.workflows.bench import ranks
 from hotset.workflows.bench.examples import engines

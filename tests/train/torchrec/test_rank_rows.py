@@ -18,11 +18,10 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import run
 from hotset.train.checkpoints.files import newest_whole
-from hotset.train.config import CheckpointSettings
+from hotset.train.config_parts import CheckpointSettings
 from hotset.train.ranks.ranks import Ranks, gather_texts
 from hotset.train.rows.embeddings import RowsPart
-from hotset.train.run_folder.files import STATES
-from hotset.train.run_folder.weights import open_weights
+from hotset.train.run_folder.weights import STATES, open_weights
 from hotset.train.verify_run import verify_run
 
 SPEC = ShardSpec(

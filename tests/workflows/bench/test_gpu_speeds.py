@@ -15,7 +15,7 @@ import pytest
 from hotset.train.config import PlacementName, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.gpu.queued_steps import QueuedTransfers
-from hotset.train.trainer import Trainer
+from hotset.train.loop import Trainer
 from hotset.workflows.bench import gpu_speeds
 from hotset.workflows.bench.gpu_checks import STAGING_BYTES, small_shards
 from hotset.workflows.bench.gpu_day import PartSettings, Records

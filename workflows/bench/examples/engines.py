@@ -22,9 +22,9 @@ from unittest.mock import patch
 
 import torch
 
-from ....train.config import CheckpointSettings, Pooling, TrainConfig
+from ....train.config import TrainConfig
+from ....train.config_parts import CheckpointSettings, Pooling, RecipeOptions
 from ....train.data.shards import Shards
-from ....train.recipe_options import RecipeOptions
 from ....train.run import RunOptions, train
 from ....train.run_folder.weights import open_weights
 from .. import harness

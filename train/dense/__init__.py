@@ -1,1 +1,0 @@
-"""Dense layers on the host: their products of matrices."""

@@ -1,1 +1,0 @@
-"""Cold rows on disk, written for the batches that use them next."""
