@@ -30,7 +30,7 @@ for each row of the largest table.
 
 Source:
     Erdogan et al., SCARS, arXiv 2411.01611, for the expected rows of a regime; messages as TorchRec 1.9
-    sends them, see docs/several-processes.md.
+    sends them, see docs/devices.md.
 
 Shapes: S steps, T tables, W ranks, N lookups, K rows of a table.
 """

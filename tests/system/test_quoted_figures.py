@@ -21,7 +21,7 @@ NUMBERS = {
     "README.md": 30,
     "docs/benchmarks.md": 280,
     "docs/checkpoints.md": 4,
-    "docs/gpu.md": 30,
+    "docs/devices.md": 30,
     "docs/papers.md": 40,
     "docs/placements.md": 90,
 }
