@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 COMMANDS = {
     "demo": ("demo", "generate a log, preprocess it, train on it three ways and compare"),
-    "generate": ("generate", "write a synthetic click log with the statistics of a real one"),
+    "generate": ("data", "write a synthetic click log with the statistics of a real one"),
     "schema": ("data", "propose a schema for your own log"),
     "preprocess": (
         "preprocess",
@@ -26,8 +26,8 @@ COMMANDS = {
     "export-shards": ("data", "write shards as Parquet, CSV or another program's files"),
     "recipe": ("data", "print the options in force as a recipe file"),
     "stats": ("stats", "show frequency statistics, or write a report"),
-    "advise": ("advise", "predict which placement and how much fast memory pay off"),
-    "characterise": ("advise", "measure how a model decides the speed of training"),
+    "advise": ("stats", "predict which placement and how much fast memory pay off"),
+    "characterise": ("stats", "measure how a model decides the speed of training"),
     "verify": ("data", "check every manifest, checksum and invariant"),
     "train": ("train", "train a model on shards"),
     "evaluate": ("train", "evaluate a trained run"),
@@ -35,7 +35,7 @@ COMMANDS = {
     "export": ("train", "write a run as files that serve it without hotset"),
     "apply": ("train", "update an exported folder with the rows that changed since"),
     "runs": ("runs", "compare the runs of a folder"),
-    "completion": ("completion", "print a script that completes commands and options in a shell"),
+    "completion": ("data", "print a script that completes commands and options in a shell"),
 }
 """For each command, the module of `commands` that has its class, such as `ExportShardsCommand`, and a line of
 help."""
@@ -91,7 +91,7 @@ class Command:
 
         known, defaults = cls.resolve(arguments)
         if not HELP_FLAGS.isdisjoint(known):
-            from .help import help_of
+            from .option_texts import help_of
 
             options = options_of(cls, defaults)
             print(help_of(cls, command, options, is_full="--help-all" in known), end="")

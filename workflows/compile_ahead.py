@@ -57,7 +57,7 @@ def _preprocess(folder: Path) -> None:
 def _train(folder: Path) -> None:
     from ..train.config import TrainConfig
     from ..train.run import train
-    from .drawn_shards import DrawnShards
+    from .characterise import DrawnShards
 
     # Batches of several tiles, whose gradients are added.
     drawn = DrawnShards(rows_of_table=50, skew=1.0, batch_size=512, num_batches=2, optimizer="adagrad")

@@ -65,7 +65,7 @@ class Arg:
 Dir = Annotated[Path, Arg("DIR", is_positional=True)]
 """The folder of all stages, the first argument of most commands."""
 RecipeFile = Annotated[Path | None, Arg("FILE", name="recipe")]
-"""A recipe file, which `recipe_file.with_recipe` takes out of the arguments before they are parsed."""
+"""A recipe file, which `option_texts.with_recipe` takes out of the arguments before they are parsed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ from hotset.train.ranks.ranks import RankError, Ranks
 from hotset.train.run import RunOptions, train
 from hotset.train.serving.predict import RunPredictor, predict_file
 from hotset.train.torchrec.batches import RankBatches, ReplicatedRows
-from hotset.workflows.recipe_file import with_recipe
+from hotset.workflows.option_texts import with_recipe
 
 ONE = Resources(workers=1, memory_bytes=None)
 TRAIN = TrainConfig(staging_bytes=ByteSize(3_000), prefetch=1, epochs=2, threads=1)

@@ -28,11 +28,11 @@ FLOORS = {
     "workflows": (
         "bench",
         "cli commands fit library",
-        "command_list recipe_file report",
-        "help",
-        "characterise compile_ahead options",
+        "command_list report",
+        "compile_ahead option_texts",
+        "characterise options",
         "console",
-        "drawn_shards machine recipes",
+        "machine recipes",
     ),
     "train": (
         "fit",
@@ -92,7 +92,7 @@ PREPROCESSING = (
     "commands.preprocess",
     "commands.stats",
     "commands.data",
-    "recipe_file",
+    "option_texts",
 )
 """Modules of ``workflows`` that must not wait for torch, besides all of ``pipeline`` and ``stats``."""
 

@@ -21,7 +21,7 @@ from hotset.tests.support.own_calls import Function, calls_of_each_step, own_cal
 from hotset.train import run
 from hotset.workflows.cli import main
 from hotset.workflows.command_list import COMMANDS
-from hotset.workflows.commands.completion import all_options
+from hotset.workflows.commands.data import all_options
 
 ALLOWED_OPTIONS = Path(__file__).with_name("options.txt")
 """All options, as lines ``command --option``; a new one needs a line here, and a reason in its commit."""

@@ -25,8 +25,8 @@ from hotset.train.data.shards import Shards
 from hotset.train.loop import read_ahead, run_steps
 from hotset.train.placements.placements import num_steps_ahead
 from hotset.train.rows.step_plan import PlannedStep
-from hotset.workflows import drawn_shards
-from hotset.workflows.drawn_shards import DrawnShards
+from hotset.workflows import characterise
+from hotset.workflows.characterise import DrawnShards
 
 
 def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_the_first_step_reads_nothing_beyond_the_batches_planned(
 ) -> None:
     """Files of one batch each: opening them reads none, and no footer is read at all."""
     folder = tmp_path / "shards"
-    monkeypatch.setattr(drawn_shards, "_FILE_SAMPLES", 16)
+    monkeypatch.setattr(characterise, "_FILE_SAMPLES", 16)
     drawn: dict[str, Any] = {
         "num_batches": 300,
         "batch_size": 16,

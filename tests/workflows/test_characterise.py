@@ -1,7 +1,4 @@
-"""The sweep runs every cell before any again and resumes.
-
-Tests `characterise`, too.
-"""
+"""A sweep is measured, resumed and summed up; drawn shards have the shape that they are asked for."""
 
 from __future__ import annotations
 
@@ -11,15 +8,26 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.curves import UNDECIDED
 from hotset.train.advice import MachineSpeeds
+from hotset.train.data.shards import Shards
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.shapes import DlrmShape
 from hotset.workflows import characterise as module
-from hotset.workflows.characterise import FACTORS, Cell, CellFile, CellRun, cells, run_cell
+from hotset.workflows.characterise import (
+    FACTORS,
+    Cell,
+    CellFile,
+    CellRun,
+    DrawnShards,
+    cells,
+    run_cell,
+    zipf_ids,
+)
 from hotset.workflows.cli import main
 
 TINY = Cell(
@@ -168,3 +176,35 @@ def test_the_command_prints_and_writes_what_was_found(
     for option, value in (("--minutes", "0"), ("--threads", "0")):
         with pytest.raises(SystemExit, match="2"):
             main(["characterise", "--out", out, option, value])
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.7, 1.0, 1.0 + 1e-10, 1.05, 1.3])
+def test_ids_are_drawn_by_the_areas_under_the_density(skew: float) -> None:
+    num_rows, steps = 40, 2000
+    # The middle of many thin slices between k + 1 and k + 2, for each id k.
+    x = 1 + (np.arange(num_rows * steps) + 0.5) / steps
+    areas = (x**-skew).reshape(num_rows, steps).sum(axis=1)
+    ids = zipf_ids((np.arange(1_000_000) + 0.5) / 1_000_000, num_rows, skew)
+    shares = np.bincount(ids, minlength=num_rows) / ids.size
+    assert shares == pytest.approx(areas / areas.sum(), rel=1e-3, abs=3e-6)
+
+
+def test_hot_batches_look_up_hot_rows_alone(tmp_path: Path) -> None:
+    drawn = DrawnShards(
+        num_tables=3,
+        rows_of_table=500,
+        hot_rows_of_table=20,
+        num_hot_batches=2,
+        skew=0.5,
+        num_dense=4,
+        pooling=2,
+        batch_size=16,
+        num_batches=5,
+        num_evaluation=7,
+    )
+    drawn.write(tmp_path / "shards")
+    shards = Shards.open(tmp_path / "shards")
+    assert shards.num_training_batches == 5
+    for number in range(5):
+        batch = shards.training_batch(number)
+        assert batch.num_samples == 16 and batch.is_hot_only == shards.is_hot_only[number] == (number < 2)

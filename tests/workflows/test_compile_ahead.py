@@ -15,9 +15,9 @@ import pytest
 
 import hotset
 from hotset.workflows import compile_ahead
+from hotset.workflows.characterise import DrawnShards
 from hotset.workflows.cli import main
 from hotset.workflows.compile_ahead import CompileAhead, compiling_ahead
-from hotset.workflows.drawn_shards import DrawnShards
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
 

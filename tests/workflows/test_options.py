@@ -14,7 +14,7 @@ from hotset.train.config import TrainConfig
 from hotset.train.config_parts import MODEL_NAMES
 from hotset.workflows.command_list import command_options, config_of
 from hotset.workflows.console import as_sentences
-from hotset.workflows.help import help_of
+from hotset.workflows.option_texts import help_of
 from hotset.workflows.options import (
     NO_OPTION,
     Arg,

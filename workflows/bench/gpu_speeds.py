@@ -48,17 +48,19 @@ from ...train.placements.placements import MOST_STEPS_AHEAD
 from ...train.threads import PLACES_AT_A_TIME
 from ..machine import versions
 from .gpu_checks import (
+    HOT_SHARE,
     OUTPUT_CHARACTERS,
     SMALL_SCALE,
     base_config,
     checksum_of_weights,
+    draw_kaggle,
     drawn_samples,
     packed_shards,
+    write_kaggle_shards,
 )
 from .gpu_day import SPARE_SECONDS, PartSettings, Records, run_process
 from .gpu_steps import IN_PIPELINE, TorchRecRun, measure_ceilings
 from .harness import median_ratio
-from .kaggle_shards import HOT_SHARE, draw_kaggle, write_kaggle_shards
 
 _LIBRARIES = ("torch", "triton", "numba", "numpy", "pyarrow")
 REFERENCE = "all-fast"

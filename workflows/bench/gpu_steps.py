@@ -40,7 +40,7 @@ from ...train.model.shapes import ModelInputs, choose_model, dlrm_shape
 from ...train.threads import BackgroundIterator
 from .gpu_checks import base_config, drawn_samples, packed_shards
 from .gpu_day import PartSettings, Records
-from .train_step import samples_of, train_timed
+from .training import samples_of, train_timed
 
 NUM_TABLES, NUM_DENSE = 26, 13
 """Numbers of tables and of dense features of the Criteo logs."""

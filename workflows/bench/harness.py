@@ -52,9 +52,25 @@ def new_parser(script: ModuleSpec | None, description: str | None) -> argparse.A
     """Return a parser with the options of every script: ``--out`` and ``--scratch``."""
     assert script is not None and description is not None, "a script is run as a module, and has a docstring"
     parser = argparse.ArgumentParser(prog=f"python -m {script.name}", description=description.splitlines()[0])
+    _add_files(parser)
+    return parser
+
+
+def new_parsers(
+    script: ModuleSpec | None, description: str | None, **jobs: str
+) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return a parser of a script that measures one of several things, and the parser of each by its name."""
+    parser = new_parser(script, description)
+    kinds = parser.add_subparsers(dest="what", required=True)
+    # The files may follow the name of the job, as all its options do.
+    files = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    _add_files(files)
+    return parser, {name: kinds.add_parser(name, help=text, parents=[files]) for name, text in jobs.items()}
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="file for the result as JSON; stdout by default")
     parser.add_argument("--scratch", type=Path, help="folder for temporary files")
-    return parser
 
 
 def run_script(

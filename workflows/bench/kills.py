@@ -36,7 +36,7 @@ from ...train.config import METRICS, PlacementName, TrainConfig
 from ...train.config_parts import CheckpointSettings
 from ...train.data.shards import Shards
 from ...train.run_folder.files import CHECKPOINTS
-from ..drawn_shards import DrawnShards
+from ..characterise import DrawnShards
 from . import harness
 from .harness import Facts, Options, tell
 

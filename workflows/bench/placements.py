@@ -49,7 +49,7 @@ from ...train.placements.staging import Lookahead, PlanQueue, StagingPlacement
 from ..recipes import criteo_kaggle
 from . import harness
 from .harness import Facts, Options, tell
-from .train_step import WARM_UP_STEPS, samples_of, train_timed
+from .training import WARM_UP_STEPS, samples_of, train_timed
 
 _BELADY = "belady, P = 0"
 _PLAIN: tuple[PlacementName, ...] = ("all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "fae")

@@ -1,34 +1,67 @@
-"""AUC over seeds of variations of training.
+"""Scores over seeds: of variations of training, and next to a plain torch program.
 
-Each ``--vary`` names options of `hotset train`; all variations are trained with every seed on the same
-shards, and differences are those from the first variation with the same seed. `against_torch` compares with
-plain torch.
+``seeds``: each ``--vary`` names options of `hotset train`; all variations are trained with every seed on the
+same shards, and differences are those from the first variation with the same seed.
+
+``torch``: hotset and a plain torch program on the same logs, by the same recipes. The program is written as
+such programs are. It keeps the parsed samples in memory, shuffles all of them anew in each epoch, has a table
+module for each feature, and leaves gradients and steps to torch. With hotset it shares the values and ids of
+samples, the sizes of the model, the batch size, the learning rates and the distributions of initial values;
+not their draws, batches, optimizers, kernels or scores. Other programs of ``--programs`` have more in common
+with hotset, or less. A difference is a program's score minus that of the first program with the same seed.
+Its interval over seeds is Student's, of 95%.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import shlex
-from dataclasses import asdict
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.totals import ShardsTotals
-from ...pipeline.preprocess import preprocess
+from ...pipeline.preprocess import preprocess as preprocess_recipe
+from ...train.build_model import build_model
+from ...train.config import TrainConfig
+from ...train.data.batch import Batch
+from ...train.data.shards import EvaluationPart, Shards
+from ...train.model.shapes import ModelInputs, choose_model
+from ...train.rows.tiers import InitialValues
+from ...train.run import train
+from ..library import preprocess
 from ..recipes import small_real_sample
 from . import harness
 from .harness import Facts, Options, tell
+from .plain_torch import PlainDcn, PlainDlrm, PlainNet, TorchOptimizers, bags, batches_of, scores_of
 
-PARSER = harness.new_parser(__spec__, __doc__)
-PARSER.add_argument("--data", type=Path, required=True, help="raw Criteo log")
-PARSER.add_argument("--seeds", type=int, default=5, help="number of seeds")
-PARSER.add_argument("--vary", action="append", default=[], help="options of train, in quotes; several times")
-PARSER.add_argument("--ranks", type=int, default=1, help="processes of each run")
+PARSER, _JOBS = harness.new_parsers(__spec__, __doc__, seeds="variations of train", torch="plain torch")
+_SEEDS, _TORCH = _JOBS.values()
+_SEEDS.add_argument("--data", type=Path, required=True, help="raw Criteo log")
+_SEEDS.add_argument("--seeds", type=int, default=5, help="number of seeds")
+_SEEDS.add_argument("--vary", action="append", default=[], help="options of train, in quotes; several times")
+_SEEDS.add_argument("--ranks", type=int, default=1, help="processes of each run")
 
 
 def measure(options: Options, folder: Path) -> Facts:
+    """Measure what the options select."""
+    return (compare_variations if options.what == "seeds" else compare_programs)(options, folder)
+
+
+def compare_variations(options: Options, folder: Path) -> Facts:
     """Train every variation with every seed; return scores, means, deviations and differences."""
     seeds, recipe = list(range(options.seeds)), small_real_sample()
-    totals = ShardsTotals.of(preprocess([options.data], recipe, folder / "data"))
+    totals = ShardsTotals.of(preprocess_recipe([options.data], recipe, folder / "data"))
     variations = {words or "defaults": shlex.split(words) for words in options.vary or [""]}
     scores: dict[str, list[dict[str, float]]] = {name: [] for name in variations}
     for seed in seeds:
@@ -42,6 +75,239 @@ def measure(options: Options, folder: Path) -> Facts:
             tell(f"seed {seed}, {name}: AUC {found['auc']}")
     facts: Facts = {"samples": totals.samples.to_json(), "seeds": seeds, "preprocess": asdict(recipe)}
     return facts | harness.scores_over_seeds(scores)
+
+
+DIM = 16
+"""Width of the rows."""
+LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int | None]] = {
+    "kaggle": ((512, 256, 64), (512, 256), None),
+    "small": ((64,), (64,), 32),
+}
+"""Hidden widths of DLRM before the interaction and of both models after it, and the rank of cross layers."""
+RECIPES = {
+    # Adagrad for rows and Adam for the dense layers; Adam for all, as FuxiCTR has it, by the rate of rows of
+    # hotset and by that of torch; SGD for all, as DLRM.
+    "adagrad": TrainConfig(embedding_optimizer="adagrad", threads=1),
+    "adam": TrainConfig(embedding_optimizer="adam", threads=1),
+    "adam-0.001": TrainConfig(embedding_optimizer="adam", embedding_lr=0.001, threads=1),
+    "sgd": TrainConfig(embedding_optimizer="sgd", dense_optimizer="same", threads=1),
+}
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A log: how it is preprocessed, and how often a run passes it."""
+
+    batch_size: int
+    scale: float = 1
+    """Divisor of the cardinalities of a generated log."""
+    min_count: int = 1
+    epochs: int = 1
+    num_sparse: int | None = None
+    """Categorical columns that are read, the first ones, without the dense ones; None: all columns are."""
+
+
+LOGS = {
+    # Categories that most often occur once; tables of a few rows; a log in the shape of Avazu's.
+    "kaggle": Log(batch_size=1024),
+    "small": Log(batch_size=512, scale=1000, epochs=2),
+    "sparse": Log(batch_size=1024, scale=10, min_count=2, num_sparse=22),
+    "real": Log(batch_size=512, min_count=4),
+}
+HOTSET, BOTH_OF_HOTSET, LAZY_ADAM = "hotset", "torch, both of hotset", "torch, SparseAdam"
+"""Programs: hotset; torch from its initial values and on its batches; with rows that do not move unused."""
+
+_TORCH.add_argument("--data", type=Path, help="raw Criteo log, the one called real")
+_TORCH.add_argument("--logs", nargs="+", choices=LOGS, default=["small", "kaggle", "sparse"])
+_TORCH.add_argument("--models", nargs="+", choices=("dlrm", "dcnv2"), default=["dlrm", "dcnv2"])
+_TORCH.add_argument("--layers", choices=LAYERS, default="kaggle", help="widths, by hotset's preset")
+_TORCH.add_argument("--optimizers", nargs="+", choices=RECIPES, default=["adagrad", "adam"])
+_TORCH.add_argument(
+    "--programs", nargs="+", choices=(HOTSET, "torch", BOTH_OF_HOTSET, LAZY_ADAM), default=[HOTSET, "torch"]
+)
+_TORCH.add_argument("--seeds", type=int, choices=range(2, 11), default=5, help="number of seeds")
+_TORCH.add_argument("--train-samples", type=int, default=120_000, help="of a generated log, over its epochs")
+_TORCH.add_argument("--test-samples", type=int, default=100_000, help="of a generated log")
+
+
+def compare_programs(options: Options, folder: Path) -> Facts:
+    """Train every program on every log with each model, optimizer and seed; return scores and differences."""
+    if "real" in options.logs and options.data is None:
+        raise ConfigError("the log called real needs --data")
+    torch.set_num_threads(1)
+    logs = {name: Data(folder / name, name, options) for name in options.logs}
+    cases: list[Facts] = []
+    for optimizer, model, log in product(options.optimizers, options.models, options.logs):
+        scores: dict[str, list[Scores]] = {program: [] for program in options.programs}
+        for seed, program in product(range(options.seeds), options.programs):
+            scores[program].append(logs[log].scores(program, model, optimizer, seed))
+            tell(f"{optimizer}, {model}, {log}, seed {seed}, {program}: {scores[program][-1]}")
+        cases.append({"log": log, "model": model, "optimizer": optimizer} | harness.scores_over_seeds(scores))
+    return {
+        "logs": {name: data.facts() for name, data in logs.items()},
+        "recipes": {name: asdict(config.optimizers("")) for name, config in RECIPES.items()},
+        "cases": cases,
+        "together": {
+            name: together([case for case in cases if case["optimizer"] == name])
+            for name in options.optimizers
+        },
+    }
+
+
+def together(cases: Sequence[Facts]) -> Facts:
+    """Return differences from the first program, of the means over cases by seed."""
+    found: Facts = {}
+    for score in ("auc", "log_loss"):
+        of_cases = [case[score] for case in cases]
+        means = {name: np.mean([each[name] for each in of_cases], axis=0).tolist() for name in of_cases[0]}
+        found[score] = harness.over_seeds(means)["difference"]
+    return found
+
+
+class Data:
+    """A preprocessed log.
+
+    Args:
+        folder: a new one, for the log and the runs.
+        name: one of `LOGS`.
+        options: those of the script.
+    """
+
+    def __init__(self, folder: Path, name: str, options: Options) -> None:
+        folder.mkdir()
+        self.log, self._layers, self._folder = LOGS[name], LAYERS[options.layers], folder
+        raw, eval_fraction = options.data, 0.2
+        if name != "real":
+            num_samples = options.train_samples // self.log.epochs + options.test_samples
+            raw = harness.new_log(folder, num_samples, scale=self.log.scale)
+            eval_fraction = options.test_samples / num_samples
+        self._settings: dict[str, Any] = {
+            "batch_size": self.log.batch_size,
+            "embedding_dim": DIM,
+            "min_count": self.log.min_count,
+            "eval_fraction": eval_fraction,
+        }
+        schema: str | Path = "criteo-kaggle"
+        if self.log.num_sparse is not None:
+            schema = folder / "schema.toml"
+            schema.write_text(schema_of_sparse(self.log.num_sparse))
+        preprocess(raw, folder / "data", schema=schema, workers=1, progress=False, **self._settings)
+        self.shards = Shards.open(folder / "data")
+        self.rows = [table.num_rows for table in self.shards.tables]
+        numbers = range(self.shards.num_training_batches)
+        self.training = Samples([self.shards.training_batch(number) for number in numbers])
+        part = EvaluationPart(self.shards, "test")
+        self.test = Samples([part.batch(number) for number in part.numbers])
+
+    def facts(self) -> Facts:
+        """Return sizes and settings."""
+        samples = {"training": self.shards.num_training_samples, "test": self.shards.num_evaluation_samples}
+        return asdict(self.log) | {"samples": samples, "rows": sum(self.rows), "settings": self._settings}
+
+    def scores(self, program: str, model: str, optimizer: str, seed: int) -> Scores:
+        """Train a program; return its scores of the test part."""
+        bottom, top, rank = self._layers
+        own: Any = {"cross_rank": rank} if model == "dcnv2" else {"bottom_mlp": bottom}
+        config = replace(
+            RECIPES[optimizer], seed=seed, epochs=self.log.epochs, model=model, top_mlp=top, **own
+        )
+        if program != HOTSET:
+            return train_torch(self, program, config)
+        out = harness.new_run(self._folder)
+        found = train(self._folder / "data", config, out)
+        shutil.rmtree(out)
+        assert found.auc is not None and found.log_loss is not None, "both labels occur"
+        return {"auc": found.auc, "log_loss": found.log_loss}
+
+
+def schema_of_sparse(num_sparse: int) -> str:
+    """Return the schema of a Criteo log of which some categorical columns are read."""
+    columns = ["label", *(f"I{i + 1}" for i in range(13)), *(f"C{i + 1}" for i in range(26))]
+    text = ['format = "csv"', 'separator = "\\t"', "header = false", f"fields = {json.dumps(columns)}"]
+    text += ['label = "label"', "dense = []", "[sparse]"]
+    return "\n".join(text + [f'{name} = "hex8"' for name in columns[14 : 14 + num_sparse]]) + "\n"
+
+
+class Samples:
+    """Parsed samples of some batches in memory, as a torch program has them."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.dense_NK = torch.cat([batch.dense_BK for batch in batches])
+        self.ids_NF = torch.cat([torch.from_numpy(batch.ids_BF.astype(np.int64)) for batch in batches])
+        self.label_N = torch.cat([batch.label_B for batch in batches])
+        self.of_batches = torch.split(
+            torch.arange(self.label_N.numel()), [batch.num_samples for batch in batches]
+        )
+        """Samples of each batch that they were read in."""
+
+
+def train_torch(data: Data, program: str, config: TrainConfig) -> Scores:
+    """Train a torch program; return its scores of the test part."""
+    torch.manual_seed(config.seed)
+    chosen = config.optimizers("")
+    # Rows without a gradient stay as they are under SGD and Adagrad, so sparse gradients do the same and are
+    # quicker. Under torch's Adam such rows move on.
+    is_sparse = chosen.embedding_optimizer != "adam" or program == LAZY_ADAM
+    tables, shape = bags(data.rows, DIM, is_sparse), (data.shards.num_dense, len(data.rows), DIM)
+    bottom, top = config.bottom_mlp or (), config.top_mlp or ()
+    net: PlainNet = PlainDlrm(tables, shape, bottom, top)
+    if config.model == "dcnv2":
+        net = PlainDcn(tables, shape, top, config.cross_rank)
+    draw_values(net)
+    if program == BOTH_OF_HOTSET:
+        take_values_of_hotset(net, data.shards, config)
+    lazy = program == LAZY_ADAM
+    optimizers = TorchOptimizers(chosen, net.tables.parameters(), net.layers(), has_lazy_adam=lazy)
+    samples = data.training
+    # Torch's Adagrad makes sparse tensors internally, and would warn that it does not check them.
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
+        for batch in _batches(data, program, config):
+            logit_B = net(samples.dense_NK[batch], samples.ids_NF[batch].T)
+            optimizers.step(binary_cross_entropy_with_logits(logit_B, samples.label_N[batch]))
+    parts = zip(*(torch.split(each, 8192) for each in (data.test.dense_NK, data.test.ids_NF)), strict=True)
+    with torch.no_grad():
+        logit_N = torch.cat([net(dense, ids.T) for dense, ids in parts])
+    return scores_of(logit_N.double().numpy(), data.test.label_N.double().numpy())
+
+
+def _batches(data: Data, program: str, config: TrainConfig) -> Iterator[torch.Tensor]:
+    """Yield the samples of each batch: those of hotset in its order, or all shuffled anew in each epoch."""
+    if program == BOTH_OF_HOTSET:
+        yield from (data.training.of_batches[number] for number in batches_of(data.shards, config))
+        return
+    for _ in range(config.epochs):
+        yield from torch.split(torch.randperm(data.training.label_N.numel()), data.log.batch_size)
+
+
+@torch.no_grad()
+def draw_values(net: PlainNet) -> None:
+    """Draw initial values from DLRM's distributions, which are hotset's too."""
+    for table in net.tables:
+        bound = math.sqrt(1 / table.num_embeddings)
+        table.weight.uniform_(-bound, bound)
+    for name, layer in net.named_modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_normal_(layer.weight)
+            if layer.bias is not None:
+                layer.bias.normal_(std=0 if name.startswith("cross") else math.sqrt(1 / layer.out_features))
+
+
+@torch.no_grad()
+def take_values_of_hotset(net: PlainNet, shards: Shards, config: TrainConfig) -> None:
+    """Set the initial values that hotset has with this seed."""
+    model = build_model(choose_model(config, DIM), ModelInputs.of(shards), config.seed)
+    for own, other in zip(net.layers(), model.parameters(), strict=True):
+        own.copy_(other)
+    rows = [table.num_embeddings for table in net.tables]
+    initial = InitialValues.of(config.seed, range(len(rows)), rows)
+    for number, table in enumerate(net.tables):
+        ids = np.arange(rows[number])
+        initial.write(np.full(ids.size, number), ids, table.weight, ids)
+
+
+if __name__ == "__main__":
+    harness.main(PARSER, measure)
 
 
 if __name__ == "__main__":

@@ -2,30 +2,50 @@
 
 ``bytes`` counts vectors and gradients per training sample along the order of training; ``codecs`` packs the
 rows that samples look up in every codec; ``speed`` lets one process and two ranks of this machine train in
-turns, a thread each. AUC by codec: `quality --ranks 2 --vary "--exchange int8"`.
+turns, a thread each. AUC by codec: `quality seeds --ranks 2 --vary "--exchange int8"`.
 
 ``splits`` counts what several devices would exchange with TorchRec, in batches of several sizes with several
 budgets of hot rows: with the chosen rows replicated, none, or all hot ones, as `hotset advise --engine
 torchrec` does. ``spy`` trains with TorchRec on gloo ranks and counts what each hands to collectives in every
 step, next to what is predicted.
+
+``engines`` compares runs on TorchRec with runs of hotset's own engine, from equal initial values. A log of
+single values and one of lists, added up or averaged, are trained for some steps by each optimizer of rows: by
+hotset's own engine, and by TorchRec on 1, 2 and 4 gloo ranks of this machine, with the tables split at their
+hot rows and with all rows sharded. The result has the largest differences of losses over the first 20 steps
+and over all, those of AUC, and of all weights at the end, next to those between two numbers of ranks. Its
+``faults`` list what is too far: first losses by more than 1e-5 with SGD and 1e-4 with Adagrad, AUC by more
+than 5e-4, losses by more than two numbers of ranks are from each other. Once a ReLU has flipped by a last
+digit, two runs grow apart, whatever made them. The library takes seconds to import, so one process a rank
+makes all runs.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
-from collections import defaultdict
+import multiprocessing
+import os
+import sys
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...pipeline.errors import MIB, ByteSize, ConfigError
+from ...pipeline.errors import MIB, ByteSize, ConfigError, HotsetError
 from ...pipeline.folders.manifest import hash_file
 from ...pipeline.folders.totals import ShardsTotals
 from ...pipeline.statistics.coverage import CHOSEN, DISTINCT, FAE, replication_of, table_sizes
@@ -35,13 +55,14 @@ from ...stats.exchange import MOST_RANKS, RankedEpoch, count_exchange
 from ...stats.replication import Network, Traffic, choose_prefixes, traffic_of
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
-from ...train.config_parts import RecipeOptions
+from ...train.config_parts import CheckpointSettings, Pooling, RecipeOptions
 from ...train.data.shards import Shards
-from ...train.run import train
+from ...train.run import RunOptions, train
+from ...train.run_folder.weights import open_weights
 from ...train.torchrec.sharding import count_uses
 from . import harness
-from .examples.torchrec_ranks import Spy, call_on_ranks
-from .harness import Facts, Options, tell
+from .examples import LABELS, SCHEMA, draw_log
+from .harness import Facts, Options, free_port, tell
 
 BOUNDS = (0.01, 0.03, 0.05)
 _FLOAT_BYTES = 4
@@ -50,19 +71,37 @@ _STEPS, RANK_BATCH = 20, 2048
 _SPY_ERROR, _SPY_BYTES = 0.03, 64
 """Largest error of predicted bytes of a step, as a share, and in bytes where next to none are predicted."""
 
-PARSER = harness.new_parser(__spec__, __doc__)
-PARSER.add_argument("what", choices=("bytes", "codecs", "speed", "splits", "spy"))
-PARSER.add_argument("--samples", type=int, default=2_000_000, help="samples of the generated log")
-PARSER.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks to count for")
-PARSER.add_argument("--embedding-dim", type=int, default=16)
-PARSER.add_argument("--rounds", type=int, default=5, help="turns of each contestant of speed")
-PARSER.add_argument("--batch-sizes", type=int, nargs="+", default=[4096, 16384, 65536], help="of splits")
-PARSER.add_argument("--budgets", type=int, nargs="+", default=[1, 4, 16], help="of splits: MiB of hot rows")
-PARSER.add_argument("--steps", type=int, help="of spy; by default an epoch, whose bytes are predicted")
+PARSER, _JOBS = harness.new_parsers(
+    __spec__,
+    __doc__,
+    bytes="vectors and gradients of a sample",
+    codecs="sizes of packed rows",
+    speed="one process and two ranks",
+    splits="what TorchRec would exchange",
+    spy="what ranks on TorchRec hand to collectives",
+    engines="TorchRec next to hotset's own engine",
+)
+for _name, _each in _JOBS.items():
+    _is_of_engines = _name == "engines"
+    _each.add_argument("--samples", type=int, default=150_000 if _is_of_engines else 2_000_000)
+    _each.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4] if _is_of_engines else [2, 4, 8])
+    _each.add_argument("--embedding-dim", type=int, default=8 if _is_of_engines else 16)
+_JOBS["speed"].add_argument("--rounds", type=int, default=5, help="turns of each contestant")
+_JOBS["splits"].add_argument("--batch-sizes", type=int, nargs="+", default=[4096, 16384, 65536])
+_JOBS["splits"].add_argument("--budgets", type=int, nargs="+", default=[1, 4, 16], help="MiB of hot rows")
+_JOBS["spy"].add_argument("--steps", type=int, help="by default an epoch, whose bytes are predicted")
+_JOBS["engines"].add_argument("--steps", type=int, default=200)
+_JOBS["engines"].add_argument("--batch-size", type=int, default=512)
+_JOBS["engines"].add_argument(
+    "--hot-bytes", nargs=2, default=["2MiB", "48KiB"], help="of single values, and of lists"
+)
+_JOBS["engines"].add_argument("--optimizers", nargs="+", default=["sgd", "adagrad"])
 
 
 def measure(options: Options, folder: Path) -> Facts:
     """Measure what the options select."""
+    if options.what == "engines":
+        return compare_engines(options, folder)
     least = 1 if options.what == "spy" else 2
     if not all(least <= ranks <= MOST_RANKS for ranks in options.ranks):
         raise ConfigError(f"ranks must be from {least} to {MOST_RANKS}")
@@ -297,6 +336,211 @@ def spy_on_rank(data: Path, folder: Path, splits: dict[str, tuple[int, ...]], nu
             train(data, config, folder / f"{number}")
         found[name] = list(steps)
     return found
+
+
+_FIRST = 20
+_FIRST_LOSSES = {"sgd": 1e-5, "adagrad": 1e-4, "rowwise-adagrad": 1e-4}
+"""Largest difference of the first losses, by optimizer."""
+_AUC = 5e-4
+_ROUNDING = 2.0**-22
+"""Room for additions of a loss in float32, four of its last places, where nothing has grown apart."""
+_SPLITS = ("split", "sharded")
+_POOLINGS: dict[str, Pooling] = {"single values": "sum", "lists, sum": "sum", "lists, mean": "mean"}
+_CONFIG = TrainConfig(threads=1, log_every=1, placement="all-fast")
+
+_Run = tuple[Path, TrainConfig, tuple[int, ...], Path]
+"""Shards, config, replicated rows of each table, and folder of a run."""
+
+
+def compare_engines(options: Options, folder: Path) -> Facts:
+    """Train all contestants, and compare their losses, scores and weights."""
+    logs = _logs_of_engines(options, folder)
+    configs = {
+        (log, optimizer): replace(
+            _CONFIG,
+            embedding_optimizer=optimizer,
+            dense_optimizer="same",
+            pooling=pooling,
+            recipe=RecipeOptions(max_steps=options.steps),
+        )
+        for (log, pooling), optimizer in product(_POOLINGS.items(), options.optimizers)
+    }
+    for (log, optimizer), config in configs.items():
+        train(logs[log].manifest.folder, config, _folder(folder, log, optimizer), _options())
+    for num_ranks in options.ranks:
+        runs = [
+            _run(logs[log], config, split, _folder(folder, log, optimizer, split, num_ranks))
+            for ((log, optimizer), config), split in product(configs.items(), _SPLITS)
+        ]
+        call_on_ranks(num_ranks, folder, train_as_rank, runs)
+        tell(f"{num_ranks} ranks")
+    found = []
+    for (log, optimizer), split in product(configs, _SPLITS):
+        own = {ranks: _folder(folder, log, optimizer, split, ranks) for ranks in options.ranks}
+        compared = _compare_runs(_folder(folder, log, optimizer), own)
+        found.append({"log": log, "optimizer": optimizer, "rows": split} | compared)
+    return {
+        "batches": {
+            log: {"hot_only": int(own.is_hot_only.sum()), "all": len(own.is_hot_only)}
+            for log, own in logs.items()
+        },
+        "runs": found,
+        "faults": [fault for each in found for fault in faults_of_engines(each)],
+    }
+
+
+def _logs_of_engines(options: Options, folder: Path) -> Mapping[str, Shards]:
+    """Prepare the logs; both ways to pool read the same lists."""
+    single, lists = (
+        {"batch_size": options.batch_size, "hot_bytes": hot_bytes, "embedding_dim": options.embedding_dim}
+        for hot_bytes in options.hot_bytes
+    )
+    values = harness.pack_again(harness.new_log(folder, options.samples, seed=0), folder / "values", **single)
+    frame, _ = draw_log(options.samples)
+    frame.drop(LABELS[1:]).write_parquet(folder / "lists.parquet")
+    (folder / "lists.toml").write_text(SCHEMA.replace(f"labels = {list(LABELS)}", f'label = "{LABELS[0]}"'))
+    of_lists = harness.pack_again(
+        folder / "lists.parquet", folder / "lists", schema=folder / "lists.toml", **lists
+    )
+    return {log: values if log == "single values" else of_lists for log in _POOLINGS}
+
+
+def _folder(folder: Path, *names: object) -> Path:
+    return folder / "-".join(str(name).replace(", ", "-") for name in ("run", *names))
+
+
+def _options() -> RunOptions:
+    return RunOptions(checkpoints=CheckpointSettings(checkpoint_every="off"))
+
+
+def _run(shards: Shards, config: TrainConfig, split: str, out: Path) -> _Run:
+    num_replicated = tuple(table.num_hot if split == "split" else 0 for table in shards.tables)
+    return shards.manifest.folder, replace(config, engine="torchrec"), num_replicated, out
+
+
+def train_as_rank(runs: Sequence[_Run]) -> Facts:
+    """Make the runs of one rank."""
+    # Here, since the module cannot be imported without the library.
+    from ...train.torchrec import engine
+
+    for data, config, num_replicated, out in runs:
+        with patch.object(engine, "choose_num_replicated", lambda *_, chosen=num_replicated: chosen):
+            train(data, config, out, _options())
+    return {}
+
+
+def _compare_runs(own: Path, runs: Mapping[int, Path]) -> Facts:
+    """Return the differences of runs from one of hotset, by number of ranks, and between these."""
+    wanted, found = _read_run(own), {ranks: _read_run(run) for ranks, run in runs.items()}
+    return {
+        "from_hotset": [{"ranks": ranks, **_differences(wanted, each)} for ranks, each in found.items()],
+        "between": [
+            {"ranks": pair, **_differences(*(found[ranks] for ranks in pair))}
+            for pair in combinations(found, 2)
+        ],
+    }
+
+
+def _read_run(run: Path) -> Facts:
+    """Return the losses of a run by step, its AUC, and all its rows and weights in one array."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    weights = open_weights(run / "weights.safetensors")
+    return {
+        "losses": torch.tensor([line["loss"] for line in lines if "loss" in line], dtype=torch.float64),
+        "auc": json.loads((run / "summary.json").read_text())["auc"],
+        "weights": torch.cat([weights[name].flatten() for name in sorted(weights)]).double(),
+    }
+
+
+def _differences(one: Facts, other: Facts) -> dict[str, float]:
+    losses, weights = ((one[name] - other[name]).abs() for name in ("losses", "weights"))
+    return {
+        "first_losses": float(losses[:_FIRST].max()),
+        "all_losses": float(losses.max()),
+        "auc": abs(one["auc"] - other["auc"]),
+        "weights_rms": float(weights.square().mean().sqrt()),
+        "weights_largest": float(weights.max()),
+    }
+
+
+def faults_of_engines(row: Facts) -> list[str]:
+    """Return what is too far in a comparison."""
+    found = []
+    limits = {"first_losses": _FIRST_LOSSES[row["optimizer"]], "auc": _AUC}
+    # One number of ranks alone is compared with no other one.
+    if row["between"]:
+        limits["all_losses"] = max(each["all_losses"] for each in row["between"]) + _ROUNDING
+    for each, (name, limit) in product(row["from_hotset"], limits.items()):
+        if not each[name] <= limit:
+            run = f"{row['log']}, {row['optimizer']}, {row['rows']}, {each['ranks']} ranks"
+            found.append(f"{run}: {name} differ by {each[name]:.2g}, more than {limit:.2g}")
+    return found
+
+
+_TIMEOUT = datetime.timedelta(minutes=5)
+"""How long a rank waits for another one, which may have failed."""
+
+
+class Spy(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the calls of c10d and the bytes handed to them by name, those of C++ code included."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+        self.num_bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func._schema.name.removeprefix("c10d::").strip("_")
+            sent = args[1] if name == "alltoall_base" else args[0]
+            tensors = sent if isinstance(sent, (list, tuple)) else [sent]
+            self.calls[name] += 1
+            self.num_bytes[name] += sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
+        return func(*args, **(kwargs or {}))
+
+
+def call_on_ranks(
+    num_ranks: int, scratch: Path, function: Callable[..., Facts], *arguments: Any
+) -> list[Facts]:
+    """Call a top-level function in a process for each rank; return what each call returns.
+
+    Raises:
+        HotsetError: a rank failed; it has printed why.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    files = [scratch / f"rank-{rank}.json" for rank in range(num_ranks)]
+    port = free_port()
+    ranks = [
+        spawn.Process(target=_call, args=(rank, num_ranks, port, file, function, arguments))
+        for rank, file in enumerate(files)
+    ]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    if any(each.exitcode for each in ranks):
+        raise HotsetError(f"ranks ended with {[each.exitcode for each in ranks]}")
+    return [json.loads(file.read_text()) for file in files]
+
+
+def _call(
+    rank: int, num_ranks: int, port: str, file: Path, function: Callable[..., Facts], arguments: Any
+) -> None:
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    os.environ |= dict(zip(names, map(str, (rank, num_ranks, "127.0.0.1", port)), strict=True))
+    status = 1
+    try:
+        if num_ranks > 1:
+            dist.init_process_group("gloo", timeout=_TIMEOUT)
+        file.write_text(json.dumps(function(*arguments)))
+        status = 0
+    finally:
+        if status:
+            traceback.print_exc()
+        # TorchRec's threads may abort the interpreter's own end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,77 @@
-"""``hotset schema``, ``export-shards``, ``verify`` and ``recipe``: propose, export, check and repeat."""
+"""``hotset generate``, ``schema``, ``export-shards``, ``verify``, ``recipe`` and ``completion``.
+
+Completion scripts hold all names, so that completing starts no Python. The one for bash serves zsh too,
+through zsh's own ``bashcompinit``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, require_at_least
 from ...pipeline.export import ExportFormat, export_shards
 from ...pipeline.folders.disk import is_discarded
 from ...pipeline.folders.manifest import Manifest, shards_in
+from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import FOLDERS, PreprocessConfig
 from ...pipeline.runtime.limits import TORCH_BYTES, check_addresses
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.verify import STAGE_FOLDERS, verify
+from ...stats.compile_notice import working_clock
 from ...train.config import TrainConfig
-from ..command_list import JsonCommand, command_class, config_of
-from ..console import print_json, print_line, progress_bars, say, stdout_console
-from ..options import Arg, Dir
-from ..recipe_file import TABLES, arguments_of, read_recipe, write_recipe
+from ..command_list import COMMANDS, Command, JsonCommand, command_class, config_of
+from ..console import describe_rate, print_json, print_line, progress_bars, say, stdout_console
+from ..option_texts import TABLES, arguments_of, read_recipe, write_recipe
+from ..options import Arg, Dir, Option, options_of
 from ..recipes import recipe_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateCommand(JsonCommand, GenerateConfig):
+    """Write a log with the access frequencies of a real one."""
+
+    json_object = "samples, bytes and seconds"
+
+    out: Path
+    """File to write. A file whose name ends in .gz is compressed."""
+
+    workers: int = 0
+    """Number of threads; 0 takes every core. Changes no byte of the output."""
+
+    overwrite: bool = False
+    """Replace an existing file."""
+
+    def execute(self) -> int:
+        """Run ``hotset generate``."""
+        config = config_of(GenerateConfig, self)
+        # The rate is that of the whole command, the writing of the file included.
+        started = working_clock()
+        with progress_bars() as progress:
+            generate(
+                config,
+                self.out,
+                workers=self.workers,
+                progress=lambda done: progress("generate", done, config.samples),
+                overwrite=self.overwrite,
+            )
+        seconds = working_clock() - started
+        # After the file is closed: compressed bytes are known only then.
+        num_bytes = self.out.stat().st_size
+        if self.json:
+            print_json(
+                {"out": str(self.out), "samples": config.samples, "bytes": num_bytes, "seconds": seconds}
+            )
+        else:
+            print(
+                f"{self.out}: {config.samples:,} samples, {format_byte_size(num_bytes)} "
+                f"in {seconds:.1f} s, {describe_rate(config.samples / seconds)}"
+            )
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,3 +301,117 @@ def _config_of_folder(folder: Path) -> PreprocessConfig:
             hint="give that folder",
         )
     return recipe_of(folder)
+
+
+Commands = Mapping[str, tuple[str, Sequence[Option]]]
+"""For each command a line of help and its options."""
+
+_BASH = """\
+# Completion of hotset for bash. To install it for all shells to come:
+#     mkdir -p ~/.local/share/bash-completion/completions
+#     hotset completion bash > ~/.local/share/bash-completion/completions/hotset
+# For this shell alone: source <(hotset completion bash)
+_hotset() {{
+    local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}}
+    local command=${{COMP_WORDS[1]}}
+    local options="" values="" takes_file=""
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W {commands} -- "$current"))
+        return
+    fi
+    case $command in
+{cases}
+    esac
+    case $command:$previous in
+{values}
+    esac
+    if [ -n "$values" ]; then
+        COMPREPLY=($(compgen -W "$values" -- "$current"))
+    elif [ -n "$takes_file" ] || [ "${{current#-}}" = "$current" ]; then
+        COMPREPLY=()
+    else
+        COMPREPLY=($(compgen -W "$options" -- "$current"))
+    fi
+}}
+complete -o bashdefault -o default -F _hotset hotset
+"""
+_ZSH = """\
+# Completion of hotset for zsh. To install it for all shells to come:
+#     hotset completion zsh > ~/.hotset-completion
+#     echo 'source ~/.hotset-completion' >> ~/.zshrc
+autoload -U +X compinit && compinit -u
+autoload -U +X bashcompinit && bashcompinit
+"""
+_FISH = """\
+# Completion of hotset for fish. To install it for all shells to come:
+#     hotset completion fish > ~/.config/fish/completions/hotset.fish
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionCommand(Command):
+    """Print a completion script that says how to install it."""
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], Arg("SHELL", is_positional=True)]
+    """Shell that the script is for: bash, zsh or fish."""
+
+    def execute(self) -> int:
+        """Run ``hotset completion``."""
+        print(SHELLS[self.shell](all_options()), end="")
+        return 0
+
+
+def all_options() -> Commands:
+    """Return a line of help and the options of every command, without positional arguments."""
+    found = {}
+    for name, (_, description) in COMMANDS.items():
+        options = options_of(command_class(name))
+        found[name] = (description, [option for option in options if not option.is_positional])
+    return found
+
+
+def bash_script(commands: Commands) -> str:
+    """Return the script for bash; a value that is a file is completed by bash itself."""
+    cases = []
+    values = []
+    # For each command the names of its options, and for each option the values that it takes.
+    for command, (_, options) in commands.items():
+        names = " ".join(["--help", "--help-all", *(option.name for option in options)])
+        cases.append(f"        {command}) options={shlex.quote(names)} ;;")
+        for option in options:
+            if option.takes_value:
+                found = shlex.quote(" ".join(option.choices))
+                then = f"values={found}" if option.choices else "takes_file=1"
+                values.append(f"        {command}:{option.name}) {then} ;;")
+    return _BASH.format(
+        commands=shlex.quote(" ".join(commands)), cases="\n".join(cases), values="\n".join(values)
+    )
+
+
+def zsh_script(commands: Commands) -> str:
+    """Return the script for zsh: the one for bash after zsh's emulation of its completion."""
+    return _ZSH + bash_script(commands)
+
+
+def fish_script(commands: Commands) -> str:
+    """Return the script for fish, which shows a line of help next to each name."""
+    lines = [_FISH.rstrip()]
+    for command, (description, options) in commands.items():
+        lines.append(_fish("__fish_use_subcommand", f"-f -a {command}", description))
+        for option in options:
+            how = f"-l {option.name.removeprefix('--')}"
+            if option.choices:
+                how += f" -x -a {shlex.quote(' '.join(option.choices))}"
+            elif option.takes_value:
+                how += " -r"
+            lines.append(_fish(f"__fish_seen_subcommand_from {command}", how, option.summary))
+    return "\n".join(lines) + "\n"
+
+
+def _fish(condition: str, how: str, description: str) -> str:
+    text = description.replace("'", "")
+    return f"complete -c hotset -n '{condition}' {how} -d '{text}'"
+
+
+SHELLS = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
+"""For each shell, the function that writes its script."""

@@ -61,6 +61,7 @@ from ..console import (
     say_next,
     stdout_console,
 )
+from ..option_texts import with_recipe
 from ..options import (
     Arg,
     Dir,
@@ -69,7 +70,6 @@ from ..options import (
     find_options,
     values_of,
 )
-from ..recipe_file import with_recipe
 from ..recipes import DEFAULT_SCHEMA, RECIPES, default_settings, recipe_for
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ...train.config import read_object
 from ..command_list import JsonCommand
 from ..console import TextTable, print_json, print_line, print_table, say, stdout_console
 from ..options import Arg
-from ..report.write import check_html
+from .stats import check_html
 
 _CONFIG, _SUMMARY, _METRICS = "config.json", "summary.json", "metrics.jsonl"
 _MOST_DEPTH = 4

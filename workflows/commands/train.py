@@ -31,8 +31,8 @@ from ..console import (
     set_verbosity,
     stdout_console,
 )
+from ..option_texts import with_recipe
 from ..options import NO_OPTION, REPEATED, Arg, Dir, RecipeFile
-from ..recipe_file import with_recipe
 
 if TYPE_CHECKING:
     from ...train.serving.changes import TableChanges

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline.errors import format_byte_size
+from ...pipeline.errors import (
+    format_byte_size,
+)
 from ...pipeline.statistics.folder import Row
 from ...pipeline.statistics.frequencies import SERIES
 from ..console import TextTable

@@ -30,8 +30,8 @@ from hotset.tests.support.processes.made_up_tensorboard import STUB
 from hotset.train import run
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import CheckpointSettings, RecipeOptions
-from hotset.workflows.bench.examples.torchrec_ranks import Spy
 from hotset.workflows.bench.harness import free_port
+from hotset.workflows.bench.ranks import Spy
 
 Case = dict[str, Any]
 """``shards``, ``out``, ``config``; and perhaps ``num_replicated``, ``fault``, ``init_from``, ``speeds``;

@@ -33,7 +33,7 @@ from hotset.train.metrics import RunQuality
 from hotset.train.ranks import exchange as node_module
 from hotset.train.ranks.exchange import HeldRows, Node, NodeLookups, OwnBatches, SharedMemory, choose_owners
 from hotset.train.ranks.ranks import OneRank, Ranks, raise_on_any_rank
-from hotset.workflows.drawn_shards import DrawnShards
+from hotset.workflows.characterise import DrawnShards
 
 NUM_ROWS = (5, 0, 9)
 

@@ -34,7 +34,6 @@ from hotset.train.data.shards import Shards
 from hotset.train.rows.backends import RowOptimizer
 from hotset.train.run_folder.weights import open_weights
 from hotset.workflows.bench import ranks
-from hotset.workflows.bench.examples import engines
 from hotset.workflows.cli import main
 
 PREPROCESS = ("preprocess", "-q", "--batch-size", "64", "--hot-bytes", "64KiB", "--workers", "1")
@@ -464,7 +463,6 @@ def test_planted_faults_are_found(folder: Path, rank_pool: RankPool) -> None:
 def test_scripts_find_no_fault(tmp_path: Path, rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hot-only steps make no all-to-all, bytes are those that are predicted, and losses those of hotset."""
     monkeypatch.setattr(ranks, "call_on_ranks", rank_pool.call)
-    monkeypatch.setattr(engines, "call_on_ranks", rank_pool.call)
     folders = [tmp_path / name for name in ("spied", "compared")]
     for folder in folders:
         folder.mkdir()
@@ -475,5 +473,5 @@ def test_scripts_find_no_fault(tmp_path: Path, rank_pool: RankPool, monkeypatch:
     (fae,) = (each for each in found["spied"] if "hot_only" in each)
     assert fae["mixed"]["counted"]["all_to_all"] > 0 == fae["hot_only"]["all_to_all_calls"]
     few = ["--steps", "6", "--batch-size", "128", "--optimizers", "adagrad", *words]
-    found = engines.measure(engines.PARSER.parse_args(few), folders[1])
+    found = ranks.compare_engines(ranks.PARSER.parse_args(["engines", *few]), folders[1])
     assert found["faults"] == [] and len(found["runs"]) == 6

@@ -1,7 +1,7 @@
 """The smallest case of each script runs and writes what made it.
 
-Tests `engines`, `ranks`, `example_scores`, `harness`, `polars_program`, `train_step`, `placements`, `kills`,
-`quality`, `larger_than_memory`, `logs` and `processes`.
+Tests `ranks`, `examples`, `harness`, `polars_program`, `training`, `placements`, `kills`, `quality`, `logs`
+and `processes`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import pytest
 
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.workflows.bench import harness, kills, ranks
-from hotset.workflows.bench.examples import engines
 from hotset.workflows.cli import main
 from hotset.workflows.command_list import command_class
 
@@ -133,7 +132,7 @@ def test_a_checkout_of_dlrm_is_needed(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_train_step(model: str, tmp_path: Path) -> None:
     shape = ("--batch-sizes", 64, "--embedding-dims", 8, "--threads", 1, "--model", model)
     rounds = ("--rounds", 1, "--round-samples", 256)
-    ratios = {each["name"]: each for each in run("train_step", tmp_path, *shape, *rounds)["ratios"]}
+    ratios = {each["name"]: each for each in run("training", tmp_path, "steps", *shape, *rounds)["ratios"]}
     assert ratios["torch fp32"]["wall_ratio"] == 1.0 and ratios["hotset fp32"]["cpu_ratio"] > 0
 
 
@@ -185,7 +184,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("commands_in_process")
 def test_quality_of_variations(log: Path, tmp_path: Path) -> None:
     varied = ("--vary", "--placement all-fast", "--vary", "--placement lookahead")
-    found = run("quality", tmp_path, "--data", log, "--seeds", 2, *varied)
+    found = run("quality", tmp_path, "seeds", "--data", log, "--seeds", 2, *varied)
     first, second = found["auc"].values()
     assert first == second and found["auc_difference"]["--placement lookahead"]["mean"] == 0.0
 
@@ -238,7 +237,7 @@ def test_two_ranks_end_with_the_bits_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_files_are_opened(tmp_path: Path) -> None:
-    found = run("train_step", tmp_path, "--open-files", 200)
+    found = run("training", tmp_path, "steps", "--open-files", 200)
     assert 0 < found["seconds_to_open"] < found["seconds_to_first_step"]
 
 
@@ -246,7 +245,7 @@ def test_files_are_opened(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("commands_in_process")
 def test_larger_than_memory_ends_with_equal_bits(tmp_path: Path) -> None:
     sizes = ("--memory", "640MiB", "--times", 0.25, "--batches", 2, "--cold-shares", 0.1, "--rounds", 1)
-    (share,) = run("larger_than_memory", tmp_path, *sizes)["shares"]
+    (share,) = run("training", tmp_path, "memory", *sizes)["shares"]
     assert share["equal_bits"] and len(share["contestants"]) == 3
 
 
@@ -270,7 +269,7 @@ def test_candidates_take_turns() -> None:
 @pytest.mark.slow
 def test_examples_have_the_scores_of_plain_torch(log: Path, tmp_path: Path) -> None:
     sizes = ("--samples", 3000, "--seeds", 1, "--epochs", 1)
-    found = run("examples.example_scores", tmp_path, *sizes, "--data", log)
+    found = run("examples", tmp_path, *sizes, "--data", log)
     compared = [of_label for of_model in found["auc"].values() for of_label in of_model.values()]
     assert len(compared) == 6
     for each in (*compared, *found["real"]["auc"].values()):
@@ -281,9 +280,9 @@ def test_examples_have_the_scores_of_plain_torch(log: Path, tmp_path: Path) -> N
 def test_what_differs_too_far_is_a_fault() -> None:
     near = {"ranks": 1, "first_losses": 1e-6, "all_losses": 2e-4, "auc": 0.0}
     row = {"log": "lists", "optimizer": "sgd", "rows": "split", "from_hotset": [near], "between": [near]}
-    assert engines.faults_of(row) == []
+    assert ranks.faults_of_engines(row) == []
     for name, far in (("first_losses", 2e-5), ("all_losses", 3e-4), ("auc", 6e-4)):
-        (fault,) = engines.faults_of(row | {"from_hotset": [near | {name: far}]})
+        (fault,) = ranks.faults_of_engines(row | {"from_hotset": [near | {name: far}]})
         assert fault.startswith(f"lists, sgd, split, 1 ranks: {name} differ by {far:.2g}, more than")
     counted = {"all_to_all": 1000.0, "all_reduce": 500.0, "other": 3.0}
     mixed = {"all_to_all_calls": 5, "counted": counted, "predicted": {"all_to_all": 980, "all_reduce": 500}}

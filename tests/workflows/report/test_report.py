@@ -1,6 +1,6 @@
 """The report as a whole: the page in a real browser, the series as Parquet, and the parts of the page.
 
-Tests `page` and `write`.
+Tests `page`, too.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from hotset.tests.support.browser import Seen, open_page
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
 from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
+from hotset.workflows.commands.stats import write_html, write_parquet
 from hotset.workflows.report.charts import _powers, published_points
 from hotset.workflows.report.page import Advice, Page, advise_reader, build_page, render
 from hotset.workflows.report.sentences import (
@@ -42,7 +43,6 @@ from hotset.workflows.report.sentences import (
     size_option,
 )
 from hotset.workflows.report.tables import advice_rows, text_table
-from hotset.workflows.report.write import write_html, write_parquet
 
 SECTIONS = (
     "default-runs",

@@ -1,4 +1,4 @@
-"""Tests `against_torch` and `plain_torch`."""
+"""Scores next to plain torch; tests `plain_torch`, too."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.workflows.bench import against_torch, harness, plain_torch
+from hotset.workflows.bench import harness, plain_torch, quality
 
 BOTH = "torch, both of hotset"
 
 
 def run(out: Path, *words: str) -> dict[str, Any]:
     sizes = ("--seeds", "2", "--train-samples", "3000", "--test-samples", "2000", "--logs", "small")
-    arguments = [*sizes, *words, "--out", str(out / "result.json"), "--scratch", str(out)]
-    assert harness.run_script(against_torch.PARSER, against_torch.measure, arguments) == 0
+    arguments = ["torch", *sizes, *words, "--out", str(out / "result.json"), "--scratch", str(out)]
+    assert harness.run_script(quality.PARSER, quality.measure, arguments) == 0
     found: dict[str, Any] = json.loads((out / "result.json").read_text())
     return found
 
