@@ -88,6 +88,8 @@ class MadeUpTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
             "lxu_cache_locking_counter", torch.zeros(self.host_RD.shape[0], dtype=torch.int32)
         )
         self.num_prefetched = 0
+        self.num_open = 0
+        """Forward passes whose backward pass is to come."""
         self.made.append(self)
 
     def _rows(self, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -100,6 +102,9 @@ class MadeUpTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
     def prefetch(self, indices: torch.Tensor, offsets: torch.Tensor, **more: Any) -> None:
         """Fetch rows into the cache for a step that comes."""
         self.num_prefetched += 1
+        # Between runs of steps nobody needs a row.
+        if not self.timesteps_prefetched and not self.num_open:
+            assert not self.lxu_cache_locking_counter.any(), "rows that nobody unlocks"
         self._fetch(self._rows(indices, offsets))
 
     def _fetch(self, rows: torch.Tensor) -> None:
@@ -135,11 +140,13 @@ class MadeUpTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
         self.timesteps_prefetched.pop(0)
         self.is_cached_of_step = self.lxu_cache_locations_list.pop(0)
         assert self.is_cached_of_step.shape == rows.shape, "places of another step"
+        self.num_open += torch.is_grad_enabled()
         found: torch.Tensor = _Lookup.apply(self.placeholder_autograd_tensor, self, rows)  # type: ignore[no-untyped-call]
         return found
 
     def step_rows(self, rows: torch.Tensor, is_cached: torch.Tensor, grad: torch.Tensor) -> None:
         """Unlock the rows of a step, and update each once."""
+        self.num_open -= 1
         self.lxu_cache_locking_counter[torch.unique(rows[is_cached])] -= 1
         rows, places = torch.unique(rows, return_inverse=True)
         grad = torch.zeros(rows.numel(), grad.shape[1]).index_add_(0, places, grad)
