@@ -1,4 +1,4 @@
-"""Curves of lookups over rows, the traffic that they lead to expect, and slopes of speed.
+"""Curves of lookups over rows, expected traffic, and slopes of speed.
 
 A coverage curve gives the share of a table's lookups that its most looked-up rows serve, and from it the size
 that reaches a share.

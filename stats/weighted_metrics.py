@@ -361,7 +361,7 @@ def sort_pairs(pairs_N2: NDArray[np.uint64]) -> None:
 
 @kernel
 def split_at(pairs_N2: NDArray[np.uint64], first: int, stop: int, pivot: int) -> tuple[int, int]:
-    """Move pairs below a pivot before it and those above behind it; return where its equals begin and end."""
+    """Move pairs below a pivot before it and those above after it; return where its equals begin and end."""
     high = pairs_N2[pivot, 0]
     low = pairs_N2[pivot, 1]
     left = first

@@ -79,8 +79,8 @@ class PlainDlrm(PlainNet):
         # Each pair of different vectors counts once: the products below the diagonal.
         num_vectors = dots_BVV.shape[1]
         above = torch.tensor([i for i in range(num_vectors) for _ in range(i)])
-        beside = torch.tensor([j for i in range(num_vectors) for j in range(i)])
-        logit_B1: torch.Tensor = self.top(torch.cat([*bottom, dots_BVV[:, above, beside]], dim=1))
+        below = torch.tensor([j for i in range(num_vectors) for j in range(i)])
+        logit_B1: torch.Tensor = self.top(torch.cat([*bottom, dots_BVV[:, above, below]], dim=1))
         return logit_B1
 
 

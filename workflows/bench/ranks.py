@@ -61,8 +61,8 @@ from ...train.run import RunOptions, train
 from ...train.run_folder.weights import open_weights
 from ...train.torchrec.sharding import count_uses
 from . import harness
-from .examples import LABELS, SCHEMA, draw_log
 from .harness import Facts, Options, free_port, tell
+from .quality import LABELS, SCHEMA, draw_log
 
 BOUNDS = (0.01, 0.03, 0.05)
 _FLOAT_BYTES = 4

@@ -39,7 +39,7 @@ SCRIPTS = {
     "window": "placements window",
     "checkouts": "processes --other",
     "first-hour": "processes",
-    "examples": "examples",
+    "examples": "quality examples",
     "engines": "ranks engines",
     "logs": "logs",
     "fuzz-logs": "fuzz_logs",

@@ -1,6 +1,6 @@
 """The smallest case of each script runs and writes what made it.
 
-Tests `ranks`, `examples`, `harness`, `polars_program`, `training`, `placements`, `kills`, `quality`, `logs`
+Tests `ranks`, `harness`, `polars_program`, `training`, `placements`, `kills`, `quality`, `logs`
 and `processes`.
 """
 
@@ -269,7 +269,7 @@ def test_candidates_take_turns() -> None:
 @pytest.mark.slow
 def test_examples_have_the_scores_of_plain_torch(log: Path, tmp_path: Path) -> None:
     sizes = ("--samples", 3000, "--seeds", 1, "--epochs", 1)
-    found = run("examples", tmp_path, *sizes, "--data", log)
+    found = run("quality", tmp_path, "examples", *sizes, "--data", log)
     compared = [of_label for of_model in found["auc"].values() for of_label in of_model.values()]
     assert len(compared) == 6
     for each in (*compared, *found["real"]["auc"].values()):
