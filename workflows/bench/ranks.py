@@ -87,8 +87,9 @@ for _name, _each in _JOBS.items():
     _each.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4] if _is_of_engines else [2, 4, 8])
     _each.add_argument("--embedding-dim", type=int, default=8 if _is_of_engines else 16)
 _JOBS["speed"].add_argument("--rounds", type=int, default=5, help="turns of each contestant")
-_JOBS["splits"].add_argument("--batch-sizes", type=int, nargs="+", default=[4096, 16384, 65536])
-_JOBS["splits"].add_argument("--budgets", type=int, nargs="+", default=[1, 4, 16], help="MiB of hot rows")
+for _each in (_JOBS["splits"], _JOBS["spy"]):  # of the latter the first ones
+    _each.add_argument("--batch-sizes", type=int, nargs="+", default=[4096, 16384, 65536])
+    _each.add_argument("--budgets", type=int, nargs="+", default=[1, 4, 16], help="MiB of hot rows")
 _JOBS["spy"].add_argument("--steps", type=int, help="by default an epoch, whose bytes are predicted")
 _JOBS["engines"].add_argument("--steps", type=int, default=200)
 _JOBS["engines"].add_argument("--batch-size", type=int, default=512)
