@@ -26,9 +26,8 @@ from ..ranks.ranks import TorchRanks
 from ..rows.backends import RowOptimizer
 from .batches import RankBatches, ReplicatedRows
 from .embeddings import ReplicatedOptimizer
-from .engine import shard
 from .rank_rows import RankRows, tables_in
-from .sharding import choose_num_replicated, count_uses
+from .sharding import choose_num_replicated, count_uses, shard
 
 _TIMEOUT_SECONDS = 1800.0
 """Torch's default: a rank may open its shards while the others wait."""

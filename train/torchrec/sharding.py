@@ -1,4 +1,4 @@
-"""Where TorchRec puts the rows of a run: how many are replicated, and a plan for the others.
+"""Where TorchRec puts the rows of a run: how many are replicated, a plan for the others, and a sharded model.
 
 Both follow from how the ranks use rows in batches of the shards (`count_uses`). TorchRec's planner is told
 what an ``EmbeddingCollection`` is given here: one sample a step, with the distinct rows of a rank. It may
@@ -15,8 +15,11 @@ Shapes: K rows of a table, T tables.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +36,10 @@ from ...stats.replication import Network, RowUses, UseCounter, choose_prefixes
 from ...stats.row_bytes import row_bytes
 from ..config import TrainConfig
 from ..data.shards import Shards
+
+if TYPE_CHECKING:
+    from ..rows.backends import RowOptimizer
+    from .batches import ReplicatedRows
 
 CODECS = ("fp16", "bf16", "int8")
 """Values of ``--exchange`` that TorchRec has a codec for, besides none."""
@@ -92,6 +99,108 @@ def choose_num_replicated(
     tables = table_sizes(shards.manifest, config.row_optimizer(shards.embedding_optimizer))
     limit = ShardsTotals.of(shards.manifest).hot_bytes if config.hot_bytes is None else config.hot_bytes
     return choose_prefixes(uses, tables, network or Network(), limit).num_replicated
+
+
+def shard(
+    model: nn.Module,
+    shards: Shards,
+    rows: ReplicatedRows,
+    optimizer: RowOptimizer,
+    device: torch.device,
+    uses: RowUses,
+    *,
+    eps: float | None = None,
+    codecs: Any = None,
+    cache_bytes: int | None = None,
+    is_prefetched: bool = False,
+    has_unused: bool | None = None,
+    constraints: Mapping[str, Any] | None = None,
+    plan: Any = None,
+) -> Any:
+    """Shard the tables of a model over the ranks, and make the rest data-parallel.
+
+    Args:
+        model: holds one `HotColdEmbeddings` of ``rows``.
+        optimizer: that of rows, with its first learning rate.
+        uses: of rows by the ranks, from which the plan follows.
+        eps: of Adagrad; None: that of ``optimizer``.
+        codecs: TorchRec's, of what the sharded tables exchange; None: it crosses as it is.
+        cache_bytes: memory of a GPU for sharded rows; None: what there is.
+        is_prefetched: whether a pipeline fetches the rows of the next step into the caches.
+        has_unused: whether a step may leave out parameters that are not sharded; None: each step leaves out
+            the same ones.
+        constraints: of tables, see `plan_sharding`.
+        plan: TorchRec's; None: one by its planner.
+
+    Returns:
+        A ``DistributedModelParallel``.
+    """
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
+    from torchrec.distributed.types import ShardingPlan
+
+    settings = _settings_of(optimizer, optimizer.eps if eps is None else eps)
+    sharders: Any = [EmbeddingCollectionSharder(fused_params=settings, qcomm_codecs_registry=codecs)]
+    with quiet():
+        if plan is None and any(group.cold_tables for group in rows.groups):
+            plan = plan_sharding(
+                model,
+                sharders,
+                shards,
+                rows.num_replicated,
+                uses,
+                device=device,
+                optimizer=optimizer.name,
+                cache_bytes=cache_bytes,
+                is_prefetched=is_prefetched,
+                constraints=constraints,
+            )
+        wrapper = DefaultDataParallelWrapper(
+            static_graph=has_unused is None, find_unused_parameters=bool(has_unused)
+        )
+        return DistributedModelParallel(
+            model,
+            device=device,
+            plan=plan or ShardingPlan({}),
+            sharders=sharders,
+            data_parallel_wrapper=wrapper,
+        )
+
+
+def _settings_of(optimizer: RowOptimizer, eps: float) -> dict[str, Any]:
+    """Return what FBGEMM is told of the optimizer of sharded rows, for TorchRec to rewrite."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+    kinds = {
+        "sgd": EmbOptimType.EXACT_SGD,
+        "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        "rowwise-adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        "adam": EmbOptimType.ADAM,
+    }
+    settings = {"optimizer": kinds[optimizer.name], "learning_rate": optimizer.lr, "eps": eps}
+    if optimizer.name == "adam":
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import UserEnabledConfigDefinition
+
+        from ..rows.backends import ADAM_BETAS
+
+        # By default it corrects for bias by the steps of the run. FBGEMM warns that it is not tuned.
+        by_row = UserEnabledConfigDefinition(use_rowwise_bias_correction=True)
+        settings |= {"beta1": ADAM_BETAS[0], "beta2": ADAM_BETAS[1], "extra_optimizer_config": by_row}
+        warnings.filterwarnings("ignore", message=r"[\s\S]*optimizer 'adam' is marked as")
+    return settings
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep TorchRec's hundreds of lines about its own deprecations off the terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def plan_sharding(

@@ -199,9 +199,9 @@ def made_up_tables(*, is_cached: bool) -> Iterator[None]:
     from torchrec.distributed.types import CacheParams
 
     from hotset.train import build_embeddings
-    from hotset.train.torchrec import engine
+    from hotset.train.torchrec import sharding
 
-    own: Any = engine
+    own: Any = sharding
     original = own.plan_sharding
 
     def plan(*args: Any, **settings: Any) -> Any:

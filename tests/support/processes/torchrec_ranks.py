@@ -191,10 +191,10 @@ def _tables(case: Case) -> Iterator[None]:
 
 def _train(case: Case) -> None:
     """Make one run of this rank."""
-    from hotset.train.torchrec import engine, steps
+    from hotset.train.torchrec import engine
 
     own: Any = engine
-    exchanges = steps.EXCHANGES
+    exchanges = own.EXCHANGES
     original = own.choose_num_replicated, own.rank_batch, own.TorchRecSteps.train
     seen: list[tuple[bool, dict[str, int], int]] = []
     lookups: Any = importlib.import_module("torchrec.distributed.embedding_lookup").GroupedEmbeddingsLookup
@@ -219,7 +219,7 @@ def _train(case: Case) -> None:
         if fault := FAULTS.get(case.get("fault", "")):
             own.rank_batch = lambda *arguments, **more: fault(original[1](*arguments, **more))
         own.TorchRecSteps.train = train
-        steps.EXCHANGES = "elsewhere" if case.get("is_plain") else exchanges
+        own.EXCHANGES = "elsewhere" if case.get("is_plain") else exchanges
         lookups.purge = count_purges
         every = CheckpointSettings(checkpoint_every=case.get("every", "off"))
         init_from = Path(case["init_from"]) if "init_from" in case else None
@@ -243,7 +243,7 @@ def _train(case: Case) -> None:
             run.train(Path(case["shards"]), config, Path(case["out"]), options)
     finally:
         own.choose_num_replicated, own.rank_batch, own.TorchRecSteps.train = original
-        steps.EXCHANGES = exchanges
+        own.EXCHANGES = exchanges
         lookups.purge = purge
     if os.environ["RANK"] == "0":
         Path(f"{case['out']}.seen.json").write_text(json.dumps(seen))

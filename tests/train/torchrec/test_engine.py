@@ -1,7 +1,7 @@
 """Runs on TorchRec equal those of hotset's own engine, on any number of ranks, with and without replicas.
 
-The real library trains here, without a GPU, on gloo ranks in other processes. Also `embeddings` and
-`steps`, which such runs are made of.
+The real library trains here, without a GPU, on gloo ranks in other processes. Also `embeddings`,
+which such runs are made of.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def test_a_version_that_cannot_prefetch_is_noticed(
     torchrec_or_skip()
     from torchrec.distributed import train_pipeline
 
-    from hotset.train.torchrec.steps import Caches, pipeline_class
+    from hotset.train.torchrec.engine import Caches, pipeline_class
 
     assert pipeline_class(is_prefetched=True) is train_pipeline.PrefetchTrainPipelineSparseDist
     monkeypatch.delattr(train_pipeline, "PrefetchTrainPipelineSparseDist")
@@ -349,8 +349,8 @@ def test_fbgemm_takes_adam_that_counts_the_steps_of_a_row() -> None:
     from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 
-    from hotset.train.torchrec.engine import _settings_of
     from hotset.train.torchrec.rank_rows import _STATES
+    from hotset.train.torchrec.sharding import _settings_of
 
     optimizer = RowOptimizer("adam", 0.25)
     specs = [(rows, 4, EmbeddingLocation.DEVICE, fbgemm.ComputeDevice.CUDA) for rows in (10, 1)]
