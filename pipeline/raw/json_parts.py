@@ -21,7 +21,7 @@ from ..errors import KIB, MIB
 from ..schema.schema import LABEL, NUMBER, WEIGHT, Schema
 from .column_values import FLOATS, is_list
 from .part import MAX_LINE_BYTES, Block, Rows, iterate_blocks
-from .raw_file import RawFile
+from .raw_file import BOM, RawFile
 from .tabular import check_types, columns_of, constants_of, find_fields, rows_of_batch
 from .text_parts import TextParts
 
@@ -129,7 +129,7 @@ def _pieces_of(text: NDArray[np.uint8]) -> Iterator[list[bytes]]:
 def _read(text: NDArray[np.uint8], fields: Any) -> Any:
     import pyarrow.json as pj
 
-    text = text[3:] if bytes(text[:3]) == b"\xef\xbb\xbf" else text
+    text = text[len(BOM) :] if bytes(text[: len(BOM)]) == BOM else text
     if not any(text[first : first + KIB].tobytes().strip() for first in range(0, text.shape[0], KIB)):
         return pa.record_batch(
             [pa.nulls(0, each.type) for each in fields or ()], schema=fields or pa.schema([])
@@ -155,7 +155,7 @@ def _row_of(line: bytes) -> dict[str, Any]:
     number: Callable[[str], str] = str
     ways: dict[str, Any] = {"parse_int": number, "parse_float": number, "parse_constant": _CONSTANTS.get}
     try:
-        row = json.loads(line.removeprefix(b"\xef\xbb\xbf"), **ways)
+        row = json.loads(line.removeprefix(BOM), **ways)
         json.dumps(row, ensure_ascii=False).encode()  # half a pair of \\u escapes is no text
     except (ValueError, RecursionError):
         return _DAMAGED

@@ -185,6 +185,10 @@ class _Piece:
     types: dict[str, Any]
     """Types of the columns, which rows that become one array have in common."""
 
+    def is_like(self, other: _Piece) -> bool:
+        """Return whether the rows of both files can be one array of each column."""
+        return self.types == other.types and self.parts.schema == other.parts.schema
+
     def alone(self) -> Part:
         """Return the part, read again."""
         part = next((each.read() for each in self.parts.iterate({})), None)
@@ -197,11 +201,6 @@ def _types(rows: Rows) -> dict[str, Any]:
     lists = [kind for kind in types.values() if kind is not None and kind.num_fields]
     is_numbered = any(pa.types.is_dictionary(kind.field(0).type) for kind in lists)
     return types | ({"": object()} if is_numbered else {})
-
-
-def _are_alike(one: _Piece, other: _Piece) -> bool:
-    """Return whether the rows of two files can be one array of each column."""
-    return one.types == other.types and one.parts.schema == other.parts.schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +222,14 @@ class JoinedPart:
         for kind in ("fault", "disorder"):
             found = {number: getattr(each, kind) for number, each in files.items()}
             wrong[kind] = next((replace(each, file=number) for number, each in found.items() if each), None)
+        checksums = "".join(each.raw_xxh3_128 for each in files.values())
         return replace(
             part,
             bad=sum((each.bad for each in files.values()), Counter()),
             **wrong,
             num_raw_bytes=sum(each.num_raw_bytes for each in files.values()),
             num_other_lines=sum(each.num_other_lines for each in files.values()),
-            raw_xxh3_128=_checksum_of(files.values()),
+            raw_xxh3_128=xxhash.xxh3_128_hexdigest(bytes.fromhex(checksums)) if checksums else "",
             files=files,
         )
 
@@ -250,11 +250,6 @@ class JoinedPart:
         found = {piece.number: piece.part.raw_xxh3_128 for piece in self.pieces}
         changed = (number for number in found if found[number] != known.get(number))
         return next(changed, None if len(found) == len(known) else max(found))
-
-
-def _checksum_of(files: Iterable[Part]) -> str:
-    found = "".join(each.raw_xxh3_128 for each in files)
-    return xxhash.xxh3_128_hexdigest(bytes.fromhex(found)) if found else ""
 
 
 def _joined(found: Sequence[Rows]) -> Rows:
@@ -309,7 +304,7 @@ class JoinedFiles:
             piece = _Piece(parts, number, *read, _types(read[0]))
             num_bytes += piece.rows.num_bytes
             fits = num_bytes * BLOCK_OVER_GROUP <= self.block_bytes
-            if waiting and not (fits and _are_alike(piece, waiting[-1])):
+            if waiting and not (fits and piece.is_like(waiting[-1])):
                 yield from self._as_part(waiting)
                 waiting, num_bytes = [], piece.rows.num_bytes
             waiting.append(piece)
@@ -514,7 +509,7 @@ def beside(probabilities: Iterable[Any], kept: Iterator[Any], logs: Sequence[Raw
         while missing:
             rest = rest if rest is not None and len(rest) else next(kept, None)
             if rest is None:
-                raise _changed(logs[0])
+                raise logs[0].changed()
             first = rest.schema if first is None else first
             rest = _as_first(rest, first)
             parts.append(rest.slice(0, missing))
@@ -528,7 +523,7 @@ def beside(probabilities: Iterable[Any], kept: Iterator[Any], logs: Sequence[Raw
             )
     for log in logs:
         if not log.is_unchanged():
-            raise _changed(log)
+            raise log.changed()
 
 
 def _as_first(batch: Any, schema: Any) -> Any:
@@ -540,10 +535,6 @@ def _as_first(batch: Any, schema: Any) -> Any:
             f"--keep: a column has other types in later files: {str(error).splitlines()[0]}",
             hint="leave the column out of --keep, or predict the files one by one",
         ) from error
-
-
-def _changed(log: RawFile) -> InputError:
-    return InputError(f"{log.path} changed while it was read", hint="run again when it is complete")
 
 
 def refuse_name(names: Sequence[str], taken: Sequence[str]) -> None:

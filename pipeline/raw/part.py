@@ -29,7 +29,7 @@ from ..runtime.tasks import placed_like_file, thread_buffer
 from ..schema.schema import Schema
 from .column_values import DistinctTexts
 from .criteo_kernel import PADDING_BYTES, count_newlines
-from .raw_file import ByteSource, RawFile
+from .raw_file import BOM, ByteSource, RawFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,8 @@ class RawParts:
 MAX_LINE_BYTES = 1 << 20
 """A longer line is refused: it does not come from a click log, and it must not fill the memory."""
 UTF_8 = "utf-8"
-BOM = b"\xef\xbb\xbf"
-"""Byte order mark at the beginning of a text."""
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-"""Such marks of a text in UTF-16, in either order of bytes."""
+"""Byte order marks of a text in UTF-16, in either order of bytes."""
 QUOTE = "bad_quote"
 """Reason of a quote that is not closed as it should be."""
 _TAIL_BYTES = 1 << 16

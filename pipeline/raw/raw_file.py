@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from ..errors import KIB, InputError
 from ..folders.manifest import FileState, state_of
 
+BOM = b"\xef\xbb\xbf"
+"""Byte order mark at the beginning of a text."""
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -117,6 +119,10 @@ class RawFile:
             raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
         return (now[1:4], now[5]) == (self.state[1:4], self.num_bytes)
 
+    def changed(self) -> InputError:
+        """Return the error for a file that is another one now."""
+        return InputError(f"{self.path} changed while it was read", hint="run again when it is complete")
+
     def read_start(self, num_bytes: int) -> bytes:
         """Return the first bytes as they are on disk; fewer if the file is shorter."""
         with open(self.path, "rb") as file:
@@ -171,7 +177,7 @@ class RawFile:
                 f"{self.path} is a JSON array, want JSON Lines: an object on each line",
                 hint=f"`jq -c '.[]' {shlex.quote(str(self.path))} > log.jsonl` writes them",
             )
-        line = start.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
+        line = start.removeprefix(BOM).lstrip().partition(b"\n")[0]
         is_whole = len(start) < _LOOK_BYTES or b"\n" in start
         is_json = _JSON_OBJECT.match(line) and (not is_whole or line.rstrip().endswith(b"}"))
         return "json" if is_json else "text"
@@ -243,9 +249,7 @@ class ByteSource:
             return self._fill(into)
         wanted: int = min(into.shape[0], self._bytes_left)
         if self._fill(into[:wanted]) != wanted:
-            raise InputError(
-                f"{self._raw.path} changed while it was read", hint="run again when it is complete"
-            )
+            raise self._raw.changed()
         self._bytes_left -= wanted
         return wanted
 

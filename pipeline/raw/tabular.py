@@ -85,11 +85,6 @@ def _wanted_of(column: Column) -> str:
     return f"{wanted}, or nothing" if column.may_lack else wanted
 
 
-def _missing_reason(column: Column) -> str:
-    """Return the reason for a row that lacks a value it must have."""
-    return _REASONS[column.kind].replace("bad", "missing")
-
-
 @lru_cache(maxsize=8)
 def columns_of(schema: Schema, has_label: bool) -> tuple[Column, ...]:
     """Return what is read from a log, in the order of a row: columns of samples, then features."""
@@ -99,7 +94,11 @@ def columns_of(schema: Schema, has_label: bool) -> tuple[Column, ...]:
     units = dict(schema.time_units)
     columns = schema.column_of
     any_form = Form(zone=schema.zone, missing=schema.missing)
-    lists = _list_forms(schema)
+    weights = dict(schema.weight_separators)
+    lists = {
+        name: ListForm(separator, name in schema.brackets, weights.get(name, ""), schema.trim)
+        for name, separator in schema.lists
+    }
     return (
         *schema.sample_columns(has_label=has_label),
         *(
@@ -113,14 +112,6 @@ def columns_of(schema: Schema, has_label: bool) -> tuple[Column, ...]:
             for name in (*schema.dense, *schema.sparse)
         ),
     )
-
-
-def _list_forms(schema: Schema) -> dict[str, ListForm]:
-    weights = dict(schema.weight_separators)
-    return {
-        name: ListForm(separator, name in schema.brackets, weights.get(name, ""), schema.trim)
-        for name, separator in schema.lists
-    }
 
 
 def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> list[int]:
@@ -244,7 +235,7 @@ def parse_rows(rows: Rows, schema: Schema, *, has_label: bool) -> Part:
     for number, ((column, _), values) in enumerate(zip(columns, read, strict=True)):
         refused = {BAD: _REASONS.get(column.kind, "bad_category")}
         if not column.may_lack:
-            refused[MISSING] = _missing_reason(column)
+            refused[MISSING] = refused[BAD].replace("bad", "missing")
         for state, reason in refused.items():
             is_new = values.is_row(state) & ~is_bad
             bad[reason] += int(np.count_nonzero(is_new))
@@ -256,12 +247,9 @@ def parse_rows(rows: Rows, schema: Schema, *, has_label: bool) -> Part:
     if is_bad.any():
         row = int(np.argmax(is_bad))
         where = int(blame[row])
-        is_field = where >= 0
-        fault = (
-            _fault(row, *columns[where], read[where])
-            if is_field
-            else Fault("field_count", row, rows.why_bad(row))
-        )
+        fault = Fault("field_count", row, rows.why_bad(row))
+        if where >= 0:
+            fault = _fault(row, *columns[where], read[where])
 
     keep = None if fault is None else ~is_bad
     pairs = [(column, values) for (column, _), values in zip(columns, read, strict=True)]
@@ -336,7 +324,7 @@ def _fault(row: int, column: Column, cells: Any, values: Values) -> Fault:
     reason = _REASONS.get(column.kind, "bad_category")
     remedy = None
     if is_missing:
-        reason = _missing_reason(column)  # where a row may lack a value, a missing one is good
+        reason = reason.replace("bad", "missing")  # where a row may lack a value, a missing one is good
         shown = "nothing"
     else:
         remedy = _remedy(column, cells, position)

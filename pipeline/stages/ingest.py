@@ -485,7 +485,8 @@ class _Account:
     def _check_file(self, number: int) -> None:
         file, tally = self._files[number], self._tallies[number]
         tally.known = self._checksums.get(number)
-        _check_unchanged(file)  # its parts would be of two logs
+        if not file.is_unchanged():  # its parts would be of two logs
+            raise file.changed()
         _check_bad_lines(file, tally, self._config)
         if not self._trust_names:  # else parts may be those of another log
             note_log(file, self._config.block_bytes, tally.checksum)
@@ -619,11 +620,6 @@ def hint_for(fault: Fault, config: IngestConfig) -> str:
     if fault.reason == QUOTE:  # what follows could be in quotes or not, so that no line is skipped
         return remedy or "fix the line"
     return f"{remedy or 'fix the line'}, or count and skip such lines with --on-bad-line skip"
-
-
-def _check_unchanged(file: RawFile) -> None:
-    if not file.is_unchanged():
-        raise InputError(f"{file.path} changed while it was read", hint="run again when it is complete")
 
 
 def _changed(file: RawFile, output: Output, where: str = "") -> ManifestError:

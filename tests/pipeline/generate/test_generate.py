@@ -110,8 +110,11 @@ def test_seeds_give_different_logs_of_the_same_world() -> None:
     assert most_frequent[0] == most_frequent[1]
 
 
-def test_a_compressed_log_is_one_gzip_member_with_the_same_text(tmp_path: Path) -> None:
-    config = GenerateConfig(samples=40_000, scale=100)
+def test_a_compressed_log_is_one_gzip_member_with_the_same_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_SAMPLES", 1 << 11)
+    config = GenerateConfig(samples=5000, scale=100)
     generate(config, tmp_path / "log.tsv", workers=1)
     for workers in (1, 2):
         generate(config, tmp_path / f"{workers}.tsv.gz", workers=workers)

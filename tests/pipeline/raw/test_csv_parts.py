@@ -102,16 +102,7 @@ LOGS = MARKS.flatmap(
 )
 
 
-@given(
-    LOGS,
-    st.one_of(st.integers(1, 40), st.just(1 << 20)),
-    st.sampled_from(["plain", "pieces", "gzip", "utf-16", "latin-1"]),
-    st.sampled_from([b"", b'skipped, "\n\xef\n', b"\xef\xbb\xbf"]),
-)
-@settings(deadline=None, max_examples=120)
-def test_parts_of_any_size_hold_the_rows_of_the_whole_file(
-    log: tuple[Marks, bytes], block_bytes: int, form: str, above: bytes
-) -> None:
+def check_parts(log: tuple[Marks, bytes], block_bytes: int, form: str, above: bytes) -> None:
     marks, text = log[0], log[1] or b"\n"
     schema = schema_with(marks, skip=above.count(b"\n"))
     data = above + text
@@ -139,6 +130,17 @@ def test_parts_of_any_size_hold_the_rows_of_the_whole_file(
     # Up to a quote that is wrong, after which nothing is read.
     assert (found.rows, found.num_bad) == (wanted.rows, wanted.num_bad)
     assert wanted.is_refused or found.num_lines == wanted.num_lines + lines
+
+
+@pytest.mark.parametrize("max_examples", [50, pytest.param(400, marks=pytest.mark.slow)])
+def test_parts_of_any_size_hold_the_rows_of_the_whole_file(max_examples: int) -> None:
+    drawn = given(
+        LOGS,
+        st.one_of(st.integers(1, 40), st.just(1 << 20)),
+        st.sampled_from(["plain", "pieces", "gzip", "utf-16", "latin-1"]),
+        st.sampled_from([b"", b'skipped, "\n\xef\n', b"\xef\xbb\xbf"]),
+    )
+    settings(max_examples=max_examples)(drawn(check_parts))()
 
 
 HEAD = 'format = "csv"\nlabel = "label"\n'
@@ -446,7 +448,7 @@ CASES = MARKS.flatmap(lambda marks: st.tuples(st.just(marks), text_of(marks)))
 @example((Marks(separator=b"<>", escape=b"\\"), b"a\\<>b<>\\\\c\\<>\n"))
 @example((Marks(trim=True), b' "a"" " , b c \t, "" \r\r\n  \n'))
 @example((Marks(comment=b"#"), b'#"a\n\n"#b"\n#\n'))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)  # thousands more in `fuzz_text`
 def test_fields_are_those_of_the_naive_twin(case: tuple[Marks, bytes]) -> None:
     marks, text = case
     check_fields(text, marks, GuardedText())
@@ -463,9 +465,7 @@ def test_a_field_of_each_form() -> None:
     assert (found.num_fields.tolist(), found.lines.tolist()) == ([3, 3], [0, 3])
 
 
-@given(CASES, st.lists(st.integers(1, 12), min_size=1, max_size=6))
-@settings(deadline=None, max_examples=300)
-def test_blocks_of_lines_are_cut_where_records_begin(case: tuple[Marks, bytes], sizes: list[int]) -> None:
+def check_cuts(case: tuple[Marks, bytes], sizes: list[int]) -> None:
     marks, text = case
     if not marks.quote:
         return
@@ -498,6 +498,12 @@ def test_blocks_of_lines_are_cut_where_records_begin(case: tuple[Marks, bytes], 
     assert cuts.is_lost == (broken is not None and broken[0] == "trailing")
     if not cuts.is_lost:
         assert sum(map(len, blocks)) == len(text)
+
+
+@pytest.mark.parametrize("max_examples", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_blocks_of_lines_are_cut_where_records_begin(max_examples: int) -> None:
+    drawn = given(CASES, st.lists(st.integers(1, 12), min_size=1, max_size=6))
+    settings(max_examples=max_examples)(drawn(check_cuts))()
 
 
 @pytest.mark.parametrize("num_lines", [0, 1, 5000])

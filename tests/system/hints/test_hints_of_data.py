@@ -445,7 +445,7 @@ def preprocess(log: str, schema: str) -> list[str]:
     return ["preprocess", log, "--schema", "schema.toml", "--out", "other"]
 
 
-@follows("pipeline/raw/raw_file.py::ByteSource.fill")
+@follows("pipeline/raw/raw_file.py::RawFile.changed")
 def test_a_log_that_shrinks_is_read_when_it_is_complete(shell: Shell) -> None:
     raw = RawFile.inspect(Path("log.tsv"))
     whole = Path("log.tsv").read_bytes()
@@ -458,15 +458,6 @@ def test_a_log_that_shrinks_is_read_when_it_is_complete(shell: Shell) -> None:
     assert hint_of(read) == "run again when it is complete"
     Path("log.tsv").write_bytes(whole)
     read()
-
-
-@follows("pipeline/stages/ingest.py::_check_unchanged")
-def test_a_log_that_grows_is_read_when_it_is_complete(shell: Shell) -> None:
-    raw = RawFile.inspect(Path("log.tsv"))
-    with open("log.tsv", "a") as file:
-        file.write("\n")
-    assert hint_of(lambda: ingest._check_unchanged(raw)) == "run again when it is complete"
-    ingest._check_unchanged(RawFile.inspect(Path("log.tsv")))
 
 
 @follows("pipeline/raw/tabular.py::_array")
@@ -583,7 +574,7 @@ def test_a_log_replaced_after_a_kill_is_read_from_its_start(shell: Shell) -> Non
     shell.works(*command, "--redo")
 
 
-@follows("pipeline/raw/log_parts.py::_changed")
+@follows("pipeline/raw/raw_file.py::RawFile.changed")
 def test_a_log_that_changes_while_columns_are_copied_is_predicted_again(shell: Shell) -> None:
     raw = RawFile.inspect(Path("log.tsv"))
     with open("log.tsv", "a") as file:
