@@ -136,9 +136,12 @@ def test_libsvm_is_named_and_its_lines_are_made_two_columns(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("num_more", [9, 40])
-def test_records_that_are_cut_where_places_meet_do_not_count(num_more: int, tmp_path: Path) -> None:
+def test_records_that_are_cut_where_places_meet_do_not_count(
+    num_more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.pipeline.infer_dialect._CHUNK_BYTES", 1 << 17)
     more = "\nand more" * num_more
-    num_rows = 5_000_000 // (len(more) + 25)
+    num_rows = 600_000 // (len(more) + 25)
     rows = [f'{row % 97},"said {row}{more}, {row}",{row % 2}\n' for row in range(num_rows)]
     for log, content in ((tmp_path / "log", bytes), (tmp_path / "log.gz", gzip.compress)):
         log.write_bytes(content("".join(["user,text,label\n", *rows]).encode()))
@@ -172,9 +175,12 @@ def test_lines_that_are_split_otherwise_are_counted(tmp_path: Path) -> None:
     assert "# Not looked at: 60 of 150 lines. Line 5 has 3 fields, want 2." in proposal.text
 
 
-def test_an_odd_line_has_a_number_only_if_the_lines_above_it_were_looked_at(tmp_path: Path) -> None:
-    lines = ["user,label"] + [f"{row % 977},{row % 2}" for row in range(700_000)]
-    for number, which in ((400_000, "One in the middle or at the end"), (7, "Line 8")):
+def test_an_odd_line_has_a_number_only_if_the_lines_above_it_were_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.pipeline.infer_dialect._CHUNK_BYTES", 1 << 17)
+    lines = ["user,label"] + [f"{row % 977},{row % 2}" for row in range(90_000)]
+    for number, which in ((51_000, "One in the middle or at the end"), (7, "Line 8")):
         lines[number] += ","
         proposal = proposed(tmp_path / "log.csv", "\n".join(lines) + "\n")
         assert f"lines. {which} has 3 fields, want 2." in proposal.text

@@ -444,8 +444,8 @@ def test_one_hint_does_for_every_stage_of_a_log_of_short_lines(
 ) -> None:
     """A block has many more samples than one of Criteo's, so `encode` and `pack` need more for them."""
     log = tmp_path / f"log.{suffix}"
-    features = {f"f{number}": np.arange(240_000) % (number % 9 + 1) for number in range(39)}
-    table = pa.table({"y": np.arange(240_000) % 2} | features)
+    features = {f"f{number}": np.arange(120_000) % (number % 9 + 1) for number in range(39)}
+    table = pa.table({"y": np.arange(120_000) % 2} | features)
     if suffix == "parquet":
         pq.write_table(table, log)
     else:

@@ -17,7 +17,6 @@ from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, count_newlines
 from hotset.pipeline.raw.part import Block
 from hotset.pipeline.raw.text_parts import ParsedBlock, count_reasons, describe_fault, parse_block
 from hotset.tests.fuzz.fuzz_text import GuardedText, check_lines
-from hotset.tests.support.compiled import compiled_only
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, SCHEMA, Sample, draw_samples, text_of
 
 
@@ -161,7 +160,7 @@ def test_good_lines_agree_with_the_naive_parser(
     assert check_lines(text, GuardedText(), label=label) == Counter(good=num_samples)
 
 
-@pytest.mark.parametrize("label", [pytest.param(True, marks=compiled_only), False])
+@pytest.mark.parametrize("label", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_every_byte_in_every_place_is_judged_as_the_naive_parser_does(label: bool) -> None:
     dense = (None, 5, -7, 2147483647, -2147483648, 0, None, *range(6))
     sample = Sample(1, dense, (None, *[0x0123ABCD] * (NUM_SPARSE - 2), None))
