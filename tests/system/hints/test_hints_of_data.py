@@ -574,15 +574,6 @@ def test_a_log_replaced_after_a_kill_is_read_from_its_start(shell: Shell) -> Non
     shell.works(*command, "--redo")
 
 
-@follows("pipeline/raw/raw_file.py::RawFile.changed")
-def test_a_log_that_changes_while_columns_are_copied_is_predicted_again(shell: Shell) -> None:
-    raw = RawFile.inspect(Path("log.tsv"))
-    with open("log.tsv", "a") as file:
-        file.write("\n")
-    assert hint_of(lambda: list(beside([], iter(()), [raw]))) == "run again when it is complete"
-    assert list(beside([], iter(()), [RawFile.inspect(Path("log.tsv"))])) == []
-
-
 @follows("pipeline/raw/log_parts.py::_as_first")
 def test_columns_whose_types_differ_between_files_are_copied_file_by_file(shell: Shell) -> None:
     raw = RawFile.inspect(Path("log.tsv"))
