@@ -7,7 +7,7 @@ imported here, where a config asks for them.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -126,26 +126,15 @@ def build_trainer(
     if ranks.num_ranks > 1:
         node, reading = _share_reading(shards, ranks, tools.micro_batches)
     embeddings = _build_rows(shards, config, tools, ranks, coded, start, node)
-    predictor = Predictor(
-        shards,
-        dense,
-        embeddings,
-        tools.meter,
-        tools.folder,
-        ranks,
-        answers,
-        config.negative_rate,
-        reading.evaluation_lookups,
-    )
+    scoring = (tools.meter, tools.folder, ranks, answers, config.negative_rate)
+    predictor = Predictor(shards, dense, embeddings, *scoring, reading.evaluation_lookups)
     order = build_order(shards, config, order, predictor, start)
     source = _build_step_source(shards, config, tools, embeddings, order, start, reading)
 
-    chosen = config.optimizers(shards.embedding_optimizer)
-    decay, is_tiled = config.recipe.dense_decay, isinstance(dense, TiledStep)
-    optimizers = build_dense_optimizers(model, chosen, threads.num_threads, decay, is_tiled=is_tiled)
-    update = DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient)
-    parts = StepParts(embeddings, dense, update.prepare, [each.step for each in optimizers], threads)
     stopping = Stopping(config.recipe)
+    optimizers, runner = _build_runner(
+        shards, config, model, dense, embeddings, tools, threads, source.readers
+    )
     return Trainer(
         config,
         shards,
@@ -154,7 +143,7 @@ def build_trainer(
         embeddings,
         order,
         source,
-        _build_runner(config, shards, model, optimizers, parts, tools, source.readers),
+        runner,
         build_rates(shards, config, stopping),
         stopping,
         predictor,
@@ -388,35 +377,34 @@ def _build_step_source(
 
 
 def _build_runner(
-    config: TrainConfig,
     shards: Shards,
+    config: TrainConfig,
     model: DenseModel,
-    optimizers: Sequence[torch.optim.Optimizer],
-    parts: StepParts,
+    dense: DenseStep,
+    embeddings: Embeddings,
     tools: RowTools,
+    threads: WorkThreads,
     readers: Readers,
-) -> StepRunner:
-    """Build what runs the steps: the host, or a device that they are queued on.
+) -> tuple[tuple[torch.optim.Optimizer, ...], StepRunner]:
+    """Build the optimizers of the dense layers and what runs the steps: the host, or a device.
 
     Raises:
         ConfigError: kernels that there are not.
     """
+    chosen = config.optimizers(shards.embedding_optimizer)
+    decay, is_tiled = config.recipe.dense_decay, isinstance(dense, TiledStep)
+    optimizers = build_dense_optimizers(model, chosen, threads.num_threads, decay, is_tiled=is_tiled)
+    update = DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient)
+    parts = StepParts(embeddings, dense, update.prepare, [each.step for each in optimizers], threads)
     if tools.device_api is None:
         if config.kernels is not None:
             raise ConfigError("kernels chooses those of a GPU, and the run is on the host")
-        return HostSteps(parts)
+        return optimizers, HostSteps(parts)
     from .gpu.build import build_queued_steps
 
-    return build_queued_steps(
-        config,
-        shards,
-        model,
-        optimizers,
-        parts,
-        tools.device_api,
-        readers,
-        num_steps_ahead(config, shards.mixed_share),
-    )
+    num_ahead = num_steps_ahead(config, shards.mixed_share)
+    settings = (config, shards, model, optimizers, parts, tools.device_api)
+    return optimizers, build_queued_steps(*settings, readers, num_ahead)
 
 
 _MOST_OPTIMIZERS = 4

@@ -154,11 +154,6 @@ class QueuedSteps:
         """Return whether steps are recorded as graphs; no more once the device has refused to."""
         return self._recorded.is_recorded
 
-    @property
-    def num_prepared(self) -> int:
-        """Return how many steps were given to be packed."""
-        return self._num_packed
-
     def prepare(self, step: PlannedStep) -> PlannedStep:
         sends_rows = all(part.ids.bags_N is None and _sends(part, "rows") for part in step.parts)
         if not self._is_packed or not (sends_rows or all(map(_can_be_queued, step.parts))):

@@ -58,7 +58,6 @@ def score_packed_rows(
     data: Path,
     row_type: RowType,
     *,
-    model_source: ModelSource | None = None,
     progress: ProgressCallback = silent,
 ) -> tuple[Scores, Scores]:
     """Evaluate a run on shards, with packed rows and as trained.
@@ -82,8 +81,8 @@ def score_packed_rows(
         progress("evaluate", num_before * total + done, 2 * total)
 
     return (
-        evaluate(run, data, model_source=model_source, weights=changed, progress=partial(shown, 0)),
-        evaluate(run, data, model_source=model_source, progress=partial(shown, 1)),
+        evaluate(run, data, weights=changed, progress=partial(shown, 0)),
+        evaluate(run, data, progress=partial(shown, 1)),
     )
 
 
