@@ -144,7 +144,7 @@ DRAWN = {
 
 
 @given(**DRAWN)
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 def test_drawn_runs_end_with_the_same_bits(
     tmp_path_factory: pytest.TempPathFactory, placement: str, num_ranks: int, per_rank: int, seed: int
 ) -> None:

@@ -110,7 +110,7 @@ def test_training_is_that_of_tables_of_torch_that_are_shared_frozen_and_given(
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("momentum", marks=pytest.mark.slow)])
 def test_placements_and_devices_end_with_equal_bits(shards: Shards, optimizer: str) -> None:
-    fields: dict[str, Any] = {"embedding_optimizer": optimizer, "epochs": 2, "prefetch": 1}
+    fields: dict[str, Any] = {"embedding_optimizer": optimizer, "prefetch": 1}
     fields |= {"staging_bytes": ByteSize(4_000), "freeze": (names_of(shards)[1],)}
     all_fast = trained(shards, placement="all-fast", **fields)
     for number, placement in enumerate(EACH_WAY):

@@ -32,8 +32,11 @@ def test_lookups_of_rows_are_counted_over_all_features_of_a_table(tmp_path: Path
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("rowwise-adagrad", marks=pytest.mark.slow)])
 def test_placements_threads_and_devices_end_with_equal_bits(tmp_path: Path, optimizer: str) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
-    fields: dict[str, Any] = {"embedding_optimizer": optimizer, "epochs": 2, "prefetch": 1}
-    fields |= {"staging_bytes": ByteSize(4_000)}
+    fields: dict[str, Any] = {
+        "embedding_optimizer": optimizer,
+        "prefetch": 1,
+        "staging_bytes": ByteSize(4_000),
+    }
     all_fast = assert_placements_agree(shards, **fields)
     others = ({"placement": "all-fast"}, {"placement": "fae"}, *EACH_WAY)
     late = [each | {"device": f"late:{number}"} for number, each in enumerate(others)]
