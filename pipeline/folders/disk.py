@@ -569,8 +569,10 @@ def check_target(path: Path, *, overwrite: bool, option: str = "--out") -> None:
         raise HotsetError(
             f"{path} cannot be written: {error.strerror}", hint=f"give another {option}"
         ) from error
-    if overwrite and path.exists() and not path.is_file():
-        raise HotsetError(f"{path} is not a regular file", hint=f"give another {option}")
+    # A link is none either: of /dev/stdout, a rename would make a file.
+    if overwrite and (path.is_symlink() or not path.is_file()):
+        found = "a link" if path.is_symlink() else "not a regular file"
+        raise HotsetError(f"{path} is {found}", hint=f"give another {option}")
     if not overwrite:
         raise HotsetError(f"{path} exists", hint=f"give another {option}, or delete it first")
 

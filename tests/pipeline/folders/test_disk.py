@@ -603,12 +603,13 @@ def test_the_longest_name_will_do_and_a_longer_one_is_refused(tmp_path: Path, sy
 
 def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("pipe")
-    for name in ("pipe", "link", "."):
-        with pytest.raises(HotsetError, match="is not a regular file"):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")  # as /dev/stdout, where the output goes to a file
+    for name, found in (("pipe", "not a regular file"), ("link", "a link"), (".", "not a regular file")):
+        with pytest.raises(HotsetError, match=f"is {found}"):
             with whole_file(tmp_path / name, overwrite=True):
                 pass
-    assert names_in(tmp_path) == ["link", "pipe"]
+    assert names_in(tmp_path) == ["file", "link", "pipe"] and (tmp_path / "link").is_symlink()
 
 
 def test_a_read_only_folder_is_refused_before_any_work(
