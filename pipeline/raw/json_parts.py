@@ -40,12 +40,21 @@ def types_of(found: Any, schema: Schema, names: Sequence[str], *, has_label: boo
     """
     kinds: dict[str, set[str]] = {}
     types = {name: found.field(name).type for name in names}
+    marks: dict[str, dict[str, str]] = {}
     for column in columns_of(schema, has_label):
         kinds.setdefault(column.column, set()).add("unit" if column.form.unit else column.kind)
         # A list that the first rows lack must not be read as the text of one further down.
         if column.list_form is not None and types.get(column.column) == _NULL:
             types[column.column] = pa.list_(_NULL)
-    return pa.schema([(name, _type_for(kind, kinds[name])) for name, kind in types.items()])
+        if column.list_form is not None and column.list_form.separator:
+            bracket = {"bracket": "["} if column.list_form.has_brackets else {}
+            marks[column.column] = {"separator": column.list_form.separator} | bracket
+    return pa.schema(
+        [
+            pa.field(name, _type_for(kind, kinds[name]), metadata=marks.get(name))
+            for name, kind in types.items()
+        ]
+    )
 
 
 def first_rows(file: RawFile, num_rows: int = _ROWS_OF_LOOK) -> tuple[Any, int]:
@@ -66,8 +75,9 @@ def first_rows(file: RawFile, num_rows: int = _ROWS_OF_LOOK) -> tuple[Any, int]:
     except _UNREADABLE:
         rows = [row for row in map(_row_of, lines) if row]
         types: dict[str, Any] = {}
+        # One array among texts makes a column one of lists, wherever it is.
         for name, value in chain.from_iterable(row.items() for row in rows):
-            if types.get(name, _NULL) == _NULL:
+            if isinstance(value, list) or types.get(name, _NULL) == _NULL:
                 types[name] = _NULL if value is None else _as_text(isinstance(value, list))
         batch, is_damaged = read_lines(text, pa.schema(list(types.items())))
         return batch.filter(pa.array(~is_damaged)), int(np.count_nonzero(is_damaged))
@@ -107,6 +117,8 @@ def read_lines(text: NDArray[np.uint8], fields: Any) -> tuple[Any, NDArray[np.bo
         # A few lines at a time: as objects of Python they take ten times their bytes.
         for lines in _pieces_of(text):
             rows = [_row_of(line) for line in lines]
+            for each in (each for each in fields if each.metadata):
+                rows = [_DAMAGED if _is_other_form(row.get(each.name), each) else row for row in rows]
             is_damaged += [row is _DAMAGED for row in rows]
             arrays = [
                 pa.array([_plain(row.get(each.name), is_list(each.type)) for row in rows], each.type)
@@ -160,6 +172,13 @@ def _row_of(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return _DAMAGED
     return row if isinstance(row, dict) else _DAMAGED
+
+
+def _is_other_form(value: Any, field: Any) -> bool:
+    """Return whether a list is an array where the column has text of lists, or the other way round."""
+    if not is_list(field.type):
+        return isinstance(value, list) and b"bracket" not in field.metadata
+    return isinstance(value, str) and any(mark.decode() in value for mark in field.metadata.values())
 
 
 def _plain(value: Any, in_list: bool) -> Any:
@@ -250,4 +269,9 @@ class JsonParts(TextParts):
         """Return the lines of a block as Arrow reads them."""
         batch, is_damaged = read_lines(block.lines, self._fields)
         rows = rows_of_batch(batch, self._constants, is_damaged)
-        return replace(rows, why_bad=lambda row: ": want one JSON object on the line")
+        also = (
+            ", with no column of both arrays and text of lists"
+            if any(f.metadata for f in self._fields)
+            else ""
+        )
+        return replace(rows, why_bad=lambda row: f": want one JSON object on the line{also}")

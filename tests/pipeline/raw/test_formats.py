@@ -313,6 +313,28 @@ def test_a_file_of_json_may_lack_a_key_and_begin_without_a_list(tmp_path: Path) 
     assert found["name"] == [hashes[b"7.50"], None, None, hashes[b"7.50"]]
 
 
+@pytest.mark.parametrize(
+    ("form", "values", "read"),
+    [
+        ('list = true, separator = "^"', ["x", ["x", "y"]], [["x"], ["x", "y"]]),
+        ('list = true, separator = "^"', [["x"], "x^y"], None),
+        ('list = true, separator = "^"', ["x^y", ["x"]], None),
+        ('list = "brackets"', ["[x,y]", ["x"]], None),
+    ],
+)
+def test_arrays_and_text_of_lists_in_one_column_are_never_read_as_one_element(
+    form: str, values: list[Any], read: list[list[str]] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text("".join(json.dumps({"y": 1, "a": each}) + "\n" for each in values))
+    text = f'format = "json"\nlabel = "y"\ndense = []\n[sparse]\na = {{ kind = "text", {form} }}\n'
+    if read is None:
+        with pytest.raises(InputError, match="no column of both arrays and text of lists"):
+            columns_of(tmp_path / "log", tmp_path / "columns", text)
+    else:
+        hashes = [[xxhash.xxh3_64_intdigest(e.encode()) for e in row] for row in read]
+        assert columns_of(tmp_path / "log", tmp_path / "columns", text)["a"] == hashes
+
+
 def test_text_that_is_not_utf_8_is_its_bytes_in_parquet_and_json(tmp_path: Path) -> None:
     words = [b"caf\xe9", b"x"] * 3
     offsets, data = pa.array(words, pa.binary()).buffers()[1:]
