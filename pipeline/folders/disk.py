@@ -187,7 +187,8 @@ def remove_folders(folders: Sequence[Path], *, keeps_marks: bool = False) -> Non
             with write_errors_explained(folder):
                 empty_folder(folder, keeps_mark=keeps_marks)
                 if not keeps_marks:
-                    shutil.rmtree(folder)
+                    # A link to a folder, such as one on another disk, stays for the next run.
+                    shutil.rmtree(folder / PARTIAL if folder.is_symlink() else folder)
 
 
 def mark_removed(folder: Path) -> None:

@@ -257,6 +257,13 @@ def test_killed_at_any_moment_a_new_run_ends_in_the_bytes_of_a_fresh_one(
         pytest.fail("removing takes more changes than were tried")
 
 
+def test_a_link_to_a_removed_folder_stays_and_is_empty(tmp_path: Path) -> None:
+    elsewhere = make(tmp_path, "elsewhere")
+    (tmp_path / "shards").symlink_to(elsewhere)
+    remove_folders([tmp_path / "shards"])
+    assert (tmp_path / "shards").is_symlink() and names_in(elsewhere) == []
+
+
 def test_one_folder_in_use_refuses_the_removal_of_all(tmp_path: Path) -> None:
     folders = [make(tmp_path, name) for name in NAMES]
     (folders[1] / PARTIAL).mkdir()
