@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -166,7 +167,9 @@ def _claim(options: DemoCommand) -> None:
             hint="give another --out, or empty the folder",
         )
     # Equal settings give an equal log and equal shards; runs are trained again, to be watched.
-    is_equal = settings_file.exists() and json.loads(settings_file.read_text()) == wanted
+    is_equal = False
+    with suppress(OSError, ValueError):  # there are none yet, or a kill left a part of them
+        is_equal = json.loads(settings_file.read_text()) == wanted
     for name in ("runs",) if is_equal else ("runs", "data"):
         shutil.rmtree(options.out / name, ignore_errors=True)
     if not is_equal:

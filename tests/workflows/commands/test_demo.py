@@ -9,6 +9,8 @@ import pytest
 
 from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows.cli import main
+from hotset.workflows.commands import demo
+from hotset.workflows.commands.demo import DemoCommand
 from hotset.workflows.console import command_prefix, say_error
 
 
@@ -65,6 +67,17 @@ def test_a_log_of_another_schema_is_shown_too(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit, match="2"):
         main(["demo", "--schema", "avazu", "--out", str(tmp_path / "demo")])
     assert "--schema describes the log of --data" in capsys.readouterr().err
+
+
+def test_a_demo_that_was_killed_while_it_noted_its_settings_begins_anew(tmp_path: Path) -> None:
+    options = DemoCommand(samples=100, out=tmp_path)
+    demo._claim(options)
+    (note,) = tmp_path.iterdir()
+    whole = note.read_text()
+    note.write_text(whole[:5])
+    (tmp_path / "log.tsv").touch()
+    demo._claim(options)
+    assert note.read_text() == whole and not (tmp_path / "log.tsv").exists()
 
 
 def test_next_commands_are_not_broken_into_lines() -> None:
