@@ -225,17 +225,16 @@ def _placements(advice: dict[str, Any], folder: Path) -> Section:
         f"Predicted, not measured, for steps of {advice['workload']['batch_size']:,} samples on a typical "
         f"GPU: {link:g} GB/s each way between host and fast memory, {host:g} GB/s for random rows in host "
         f"memory, and {teraflops:g} TFLOP/s. Dots are computed, lines connect them. With the speeds of your "
-        "machine:"
+        "machine, which `hotset characterise` measures, add --speeds FILE to:"
     )
-    measured = "hotset characterise --out machine.json"
-    command = f"hotset advise {shlex.quote(str(folder))} --speeds machine.json"
+    command = f"hotset advise {shlex.quote(str(folder))}"
     return Section(
         "placements",
         "Predicted speed on a typical GPU",
         text,
         partial(placements_chart, advice),
         [text_table("placements", tables.advice_rows(advice))],
-        commands=[("", [measured, command])],
+        commands=[("", [command])],
     )
 
 
