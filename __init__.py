@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from .pipeline.errors import HotsetError
     from .train import torchrec
     from .train.config import TrainConfig
-    from .train.data.dataset import ShardDataset
-    from .train.data.shards_of_python import Shards
+    from .train.data.dataset import ShardDataset, Shards
     from .train.fit import FittedRun, apply, evaluate, export, fit, load_model, predict
     from .train.model.shapes import ModelInputs, TableInput
     from .workflows.library import preprocess, statistics
@@ -53,7 +52,7 @@ _MODULES = {
     "HotsetError": "pipeline.errors",
     "ModelInputs": "train.model.shapes",
     "ShardDataset": "train.data.dataset",
-    "Shards": "train.data.shards_of_python",
+    "Shards": "train.data.dataset",
     "TableInput": "train.model.shapes",
     "TrainConfig": "train.config",
     "apply": "train.fit",

@@ -33,9 +33,8 @@ from .model.gradients import choose_dense_dtype, cpu_features
 from .model.shapes import choose_model, tables_by_dim
 from .placements.placements import build_placements, spills, with_staging
 from .rows.backends import RowOptimizer
-from .rows.changed_rows import ChangedRows
 from .rows.embeddings import Embeddings, RowsSource
-from .rows.step_plan import Placement
+from .rows.step_plan import ChangedRows, Placement
 from .rows.table_group import TableGroup
 from .rows.tiers import (
     FileTier,

@@ -50,7 +50,7 @@ from .config_parts import (
     is_first,
     parse_steps_or_time,
 )
-from .data.shards_of_python import categories_of
+from .data.dataset import categories_of
 from .metrics import Quality
 from .own_loop.embedding_module import RowSettings
 from .run_folder.weights import read_finite, read_rows, read_weights

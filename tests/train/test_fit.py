@@ -1,6 +1,6 @@
 """Training from Python: settings by name, a user's module, and what a finished run gives back.
 
-Shards from Python (`shards_of_python`): tables, batches of every kind, and counts.
+Shards from Python: tables, batches of every kind, and counts.
 
 A finished run in use from Python: predictions of logs and frames, and an export.
 """

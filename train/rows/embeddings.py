@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 
 from ..data.batch import Batch, EmbeddingTable, Lookups, LookupsOfBatch
 from ..metrics import Kind
-from .changed_rows import ChangedRows
-from .step_plan import GroupStep, PlannedStep, StepPlan, Transfer, Transfers, TransferThread
+from .step_plan import ChangedRows, GroupStep, PlannedStep, StepPlan, Transfer, Transfers, TransferThread
 from .table_group import TableGroup
 from .tiers import FileTier, Way
 

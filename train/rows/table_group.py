@@ -25,9 +25,8 @@ from ..data.batch import Batch, BatchIds, IdReader, Lookups, MicroBatches
 from ..metrics import Kind
 from ..threads import WorkThreads
 from .backends import NumbaRows, RowBackend, RowOptimizer, backend_of, fetch, initialize_rows, write_back
-from .changed_rows import ChangedRows
 from .kernels import copy_rows
-from .step_plan import ColdRows, GroupStep, Placement, SplitBatch, StepPlan, Transfer
+from .step_plan import ChangedRows, ColdRows, GroupStep, Placement, SplitBatch, StepPlan, Transfer
 from .tiers import FileTier, InitialValues, Moves, Tier, TrafficCounter, Way
 
 # ruff: noqa: N815  (arrays carry shape suffixes)

@@ -452,7 +452,7 @@ def test_settings_and_tables_are_named_in_python(shell: Shell) -> None:
     run.table(hint.split("'")[1])
 
 
-@follows("train/data/shards_of_python.py::Shards.batches Shards.counts")
+@follows("train/data/dataset.py::Shards.batches Shards.counts")
 def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     shards = hotset.Shards("data")
     kind: Any = "hotonly"
