@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import HotsetError, ManifestError, ShardError
@@ -197,57 +197,65 @@ def resealed(folder: Path, copy: Path, change: object) -> Path:
     return copy
 
 
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), is_resealed=st.booleans())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_flipped_bit_changes_nothing_or_is_refused(
-    place: float, bit: int, is_resealed: bool, folder: Path, tmp_path: Path
-) -> None:
-    def flip(whole: bytes) -> bytes:
-        changed = bytearray(whole)
-        changed[int(place * len(whole))] ^= 1 << bit
-        return bytes(changed)
+@pytest.mark.parametrize("max_examples", [50, pytest.param(400, marks=pytest.mark.slow)])
+def test_a_flipped_bit_changes_nothing_or_is_refused(folder: Path, tmp_path: Path, max_examples: int) -> None:
+    @settings(max_examples=max_examples)
+    @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), is_resealed=st.booleans())
+    def check(place: float, bit: int, is_resealed: bool) -> None:
+        def flip(whole: bytes) -> bytes:
+            changed = bytearray(whole)
+            changed[int(place * len(whole))] ^= 1 << bit
+            return bytes(changed)
 
-    wanted = contents(Shards.open(folder))
-    copy = tmp_path / "copy"
-    if is_resealed:
-        resealed(folder, copy, flip)
-    else:
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(folder, copy)
-        (copy / CHECKSUMS).write_bytes(flip((copy / CHECKSUMS).read_bytes()))
-    try:
-        found = contents(Shards.open(copy))
-    except ShardError as error:
-        assert CHECKSUMS in str(error) or isinstance(error, DamagedBatchError)
-        return
-    # The checksum in the header is of the same bytes as that in the manifest, and the flipped one.
-    assert found == wanted
+        wanted = contents(Shards.open(folder))
+        copy = tmp_path / "copy"
+        if is_resealed:
+            resealed(folder, copy, flip)
+        else:
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(folder, copy)
+            (copy / CHECKSUMS).write_bytes(flip((copy / CHECKSUMS).read_bytes()))
+        try:
+            found = contents(Shards.open(copy))
+        except ShardError as error:
+            assert CHECKSUMS in str(error) or isinstance(error, DamagedBatchError)
+            return
+        # The checksum in the header is of the same bytes as that in the manifest, and the flipped one.
+        assert found == wanted
+
+    check()
 
 
-@given(
-    field=st.sampled_from(["start", "num_bytes", "num_samples", "num_buffers", "record"]),
-    row=st.integers(0, 10),
-    value=st.one_of(st.integers(0, 2**13), st.sampled_from([2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 8])),
-)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("max_examples", [50, pytest.param(400, marks=pytest.mark.slow)])
 def test_crafted_tables_are_refused_or_give_the_same_batches(
-    field: str, row: int, value: int, folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, max_examples: int
 ) -> None:
-    def craft(whole: bytes) -> bytes:
-        num_batches = int.from_bytes(whole[16:24], "little")
-        table = np.frombuffer(whole, ROW, num_batches, HEADER_BYTES).copy()
-        table[field][row] = value & (2 ** (8 * ROW[field].itemsize) - 1)
-        end = HEADER_BYTES + table.nbytes
-        return whole[:HEADER_BYTES] + table.tobytes() + whole[end:]
+    @settings(max_examples=max_examples)
+    @given(
+        field=st.sampled_from(["start", "num_bytes", "num_samples", "num_buffers", "record"]),
+        row=st.integers(0, 10),
+        value=st.one_of(
+            st.integers(0, 2**13), st.sampled_from([2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 8])
+        ),
+    )
+    def check(field: str, row: int, value: int) -> None:
+        def craft(whole: bytes) -> bytes:
+            num_batches = int.from_bytes(whole[16:24], "little")
+            table = np.frombuffer(whole, ROW, num_batches, HEADER_BYTES).copy()
+            table[field][row] = value & (2 ** (8 * ROW[field].itemsize) - 1)
+            end = HEADER_BYTES + table.nbytes
+            return whole[:HEADER_BYTES] + table.tobytes() + whole[end:]
 
-    copy = resealed(folder, tmp_path / "copy", craft)
-    try:
-        shards = Shards.open(copy)
-        found = contents(shards)
-    except HotsetError as error:
-        assert str(copy) in str(error)
-        return
-    assert found == contents(Shards.open(folder))
+        copy = resealed(folder, tmp_path / "copy", craft)
+        try:
+            shards = Shards.open(copy)
+            found = contents(shards)
+        except HotsetError as error:
+            assert str(copy) in str(error)
+            return
+        assert found == contents(Shards.open(folder))
+
+    check()
 
 
 def test_a_header_of_another_kind_is_named(folder: Path, tmp_path: Path) -> None:

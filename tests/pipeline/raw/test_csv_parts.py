@@ -334,6 +334,7 @@ def criteo_line(label: int) -> bytes:
     return b"\t".join([b"%d" % label, *[b"7"] * 13, *[b"0000beef"] * 26])
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("block_bytes", [1, 300, 1 << 20])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize(

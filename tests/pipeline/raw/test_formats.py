@@ -169,7 +169,7 @@ def test_every_format_gives_the_columns_of_parquet(
     assert not verify(tmp_path / "D", raw=[tmp_path / "log"])
 
 
-@pytest.mark.parametrize("name", few_at_first("csv", "parquet", "json.gz"))
+@pytest.mark.parametrize("name", few_at_first("parquet", "json.gz"))
 def test_other_machines_are_sent_no_data_of_a_log(tmp_path: Path, name: str) -> None:
     """A compressed file, or one of Arrow, is one task; of Parquet each row group is."""
     schema = propose_schema(_written(tmp_path, name, "a")).text

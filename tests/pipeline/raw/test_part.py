@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import InputError
@@ -50,44 +50,46 @@ def blocks_of(path: Path, block_bytes: int) -> list[bytes]:
     return [block.lines.tobytes() for block in blocks]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"x")), max_size=30),
-    block_bytes=st.integers(1, 60),
-    piece_bytes=st.integers(1, 70),
-    ends_in_newline=st.booleans(),
-)
-def test_blocks_agree_with_the_naive_cut(
-    tmp_path: Path, lines: list[bytes], block_bytes: int, piece_bytes: int, ends_in_newline: bool
-) -> None:
-    text = b"\n".join(lines) + (b"\n" if lines and ends_in_newline else b"")
-    wanted = naive_blocks(text, block_bytes)
-    assume(
-        text[:1] not in (b"\x1f", b"\x28", b"\x04", b"P", b"7", b"O", b"\xff", b"B", b"\xfd")
-    )  # of no text
-    plain = tmp_path / "log"
-    packed = tmp_path / "log.gz"
-    zstd = tmp_path / "log.zst"
-    plain.write_bytes(text)
-    packed.write_bytes(gzip.compress(text))
-    zstd.write_bytes(pa.compress(text, "zstd", asbytes=True))
-    with patch.object(part, "_PIECE_BYTES", piece_bytes):
-        assert blocks_of(plain, block_bytes) == wanted
-    while wanted and not wanted[-1]:
-        wanted.pop()
-    others = {
-        "bz2": bz2.compress(text),
-        "xz": lzma.compress(text),
-        "lz4": pa.compress(text, "lz4", asbytes=True),
-    }
-    for name, content in others.items():
-        (tmp_path / name).write_bytes(content)
-        assert RawFile.inspect(tmp_path / name).compression == name
-    for path in (packed, zstd, *(tmp_path / name for name in others)):
-        found = blocks_of(path, block_bytes)
-        while found and not found[-1]:
-            found.pop()
-        assert found == wanted
+@pytest.mark.parametrize("max_examples", [50, pytest.param(400, marks=pytest.mark.slow)])
+def test_blocks_agree_with_the_naive_cut(tmp_path: Path, max_examples: int) -> None:
+    @settings(max_examples=max_examples)
+    @given(
+        lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"x")), max_size=30),
+        block_bytes=st.integers(1, 60),
+        piece_bytes=st.integers(1, 70),
+        ends_in_newline=st.booleans(),
+    )
+    def check(lines: list[bytes], block_bytes: int, piece_bytes: int, ends_in_newline: bool) -> None:
+        text = b"\n".join(lines) + (b"\n" if lines and ends_in_newline else b"")
+        wanted = naive_blocks(text, block_bytes)
+        assume(
+            text[:1] not in (b"\x1f", b"\x28", b"\x04", b"P", b"7", b"O", b"\xff", b"B", b"\xfd")
+        )  # of no text
+        plain = tmp_path / "log"
+        packed = tmp_path / "log.gz"
+        zstd = tmp_path / "log.zst"
+        plain.write_bytes(text)
+        packed.write_bytes(gzip.compress(text))
+        zstd.write_bytes(pa.compress(text, "zstd", asbytes=True))
+        with patch.object(part, "_PIECE_BYTES", piece_bytes):
+            assert blocks_of(plain, block_bytes) == wanted
+        while wanted and not wanted[-1]:
+            wanted.pop()
+        others = {
+            "bz2": bz2.compress(text),
+            "xz": lzma.compress(text),
+            "lz4": pa.compress(text, "lz4", asbytes=True),
+        }
+        for name, content in others.items():
+            (tmp_path / name).write_bytes(content)
+            assert RawFile.inspect(tmp_path / name).compression == name
+        for path in (packed, zstd, *(tmp_path / name for name in others)):
+            found = blocks_of(path, block_bytes)
+            while found and not found[-1]:
+                found.pop()
+            assert found == wanted
+
+    check()
 
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

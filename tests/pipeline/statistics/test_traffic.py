@@ -293,7 +293,7 @@ def simulated(packed: Path) -> Any:
     return runs_of(packed)["default_runs"]
 
 
-@pytest.mark.diagonal(2)
+@pytest.mark.diagonal(3)
 @pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae", "lookahead", "cache"])
 def test_a_run_moves_what_the_series_says(packed: Path, simulated: Any, placement: Any) -> None:
     found = simulated
