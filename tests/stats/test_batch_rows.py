@@ -38,7 +38,7 @@ def naive_distinct(rows: list[int]) -> tuple[list[int], list[int]]:
 
 
 @given(st.lists(st.one_of(st.integers(0, 5), st.integers(0, 2**62)), max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_distinct_rows_come_in_order_of_first_appearance(rows: list[int]) -> None:
     distinct, inverse = find_distinct(np.array(rows, np.int64))
     assert (distinct.tolist(), inverse.tolist()) == naive_distinct(rows)

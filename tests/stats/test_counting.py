@@ -139,7 +139,7 @@ def test_a_table_in_the_cache_keeps_more_of_its_entries_free_than_a_large_one() 
     assert all(0.29 < free[capacity] < 0.31 for capacity in free if capacity > 1 << 15)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     lookups=st.lists(st.sampled_from([0, 1, 2**32 - 1, 2**64 - 1, *COLLIDING]), max_size=60),
     room=st.integers(0, 15),
@@ -339,7 +339,7 @@ def test_sources_of_both_widths_and_the_largest_categories(monkeypatch: pytest.M
         assert merged(sources) == naive_merge([long, short])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.dictionaries(st.integers(0, 300) | st.integers(0, 2**32 - 1), st.just(1)), max_size=7),
     st.integers(1, 60),

@@ -28,7 +28,7 @@ _SHORT = [0, 1, 5, 2**31, 2**32 - 1, *((number << 27) + 1 for number in range(12
 _LONG = [0, 5, 6, 2**32 - 1, *COLLIDING, 2**64 - 1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), is_short=st.booleans(), first_id=st.sampled_from([0, 7, 2**31 - 20]))
 def test_ids_agree_with_a_dictionary(data: st.DataObject, is_short: bool, first_id: int) -> None:
     some = st.sampled_from(_SHORT if is_short else _LONG)

@@ -84,7 +84,7 @@ def naive_hot(
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(log=logs, widths=st.lists(st.integers(1, 40), min_size=3, max_size=3, unique=True), data=st.data())
 def test_rows_are_dropped_as_by_the_twin(
     log: tuple[int, Samples], widths: list[int], data: st.DataObject
@@ -134,7 +134,7 @@ def hot_samples(samples: Samples, hot: set[int]) -> int:
     return sum(set(rows) <= hot for rows in samples)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(log=logs)
 def test_hot_samples_of_prefixes_are_counted_exactly(log: tuple[int, Samples]) -> None:
     num_rows, samples = log

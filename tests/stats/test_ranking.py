@@ -79,7 +79,7 @@ def ranked_rows(
     return ranked, rows.tolist(), totals.tolist()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(counts=_COUNTS, num_missing=st.integers(0, 9), min_count=st.integers(1, 6))
 def test_ranks_agree_with_a_sorted_list(counts: dict[int, int], num_missing: int, min_count: int) -> None:
     categories = np.array(sorted(counts), np.uint64)
@@ -111,7 +111,7 @@ def naive_places(counts_of_tables: list[NDArray[np.int64]]) -> list[list[int]]:
     return [[place[table, row] for row in range(len(c))] for table, c in enumerate(counts_of_tables)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(tables=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=20), min_size=1, max_size=5))
 def test_places_agree_with_a_sort_of_all_rows(tables: list[list[int]]) -> None:
     counts = [np.array(sorted(table, reverse=True), np.int64) for table in tables]
@@ -215,7 +215,7 @@ def naive_num_hot(
     return num_hot, len(table_of_place)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     tables=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=12), min_size=1, max_size=4),
     widths=st.lists(st.integers(1, 90), min_size=4, max_size=4),
@@ -235,7 +235,7 @@ def test_hot_rows_are_the_longest_prefix_that_fits(
     assert found == naive_num_hot(places, row_bytes, budget_bytes)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     tables=st.lists(st.lists(st.integers(0, 9) | st.just(2**50), max_size=12), max_size=4),
     widths=st.lists(st.integers(1, 90), min_size=4, max_size=4),
@@ -310,7 +310,7 @@ def naive_num_hot_by_density(
     return num_hot, sum(num_hot)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     tables=st.lists(st.lists(st.integers(0, 9) | st.integers(2**40, 2**50), max_size=12), max_size=4),
     widths=st.lists(st.integers(1, 90), min_size=4, max_size=4) | st.just([8] * 4),

@@ -61,7 +61,8 @@ def places() -> dict[str, Place]:
             # Scripts of a checkout are for those who work on it.
             if (ROOT / "workflows" / "bench") in path.parents:
                 continue
-            for function, call, hint in _hints_in(ast.parse(path.read_text()), ""):
+            text = path.read_text()
+            for function, call, hint in _hints_in(ast.parse(text), "") if "hint=" in text else ():
                 name = f"{path.relative_to(ROOT)}::{function}"
                 number = 1 + sum(other.split("#")[0] == name for other in found)
                 name += f"#{number}" if number > 1 else ""

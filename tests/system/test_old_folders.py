@@ -52,7 +52,6 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "train data --out other",
         "evaluate run data",
         "predict run day1.csv --out scores.csv",
-        "export run --out served",
     ],
 )
 def test_every_command_reads_them(command: str, old: Path) -> None:
@@ -216,16 +215,14 @@ def assert_one_line_names(option: str, capsys: pytest.CaptureFixture[str]) -> No
     assert all(line.startswith(("hint: ", " ")) for line in hints)
 
 
-@pytest.mark.parametrize("option", [name for name in DELETED_OF_RUNS if name not in OF_OTHER_MODELS])
-def test_a_run_made_with_a_deleted_option_serves(option: str, old: Path) -> None:
-    name, value = DELETED_OF_RUNS[option]
-    set_key("config.json", f"config.{name}", value)(old / "run")
+def test_a_run_made_with_deleted_options_serves(old: Path) -> None:
+    for option, (name, value) in DELETED_OF_RUNS.items():
+        if option not in OF_OTHER_MODELS:
+            set_key("config.json", f"config.{name}", value)(old / "run")
     _seal_again(old / "run")
     assert main(["evaluate", "run", "data", "-q"]) == 0
     assert main(["predict", "run", "day1.csv", "--out", "scores.csv", "-q"]) == 0
-    # An export reads the settings as both of these do, and takes seconds.
-    if option == "--window":
-        assert main(["export", "run", "--out", "served", "-q"]) == 0
+    assert main(["export", "run", "--out", "served", "-q"]) == 0
 
 
 def _seal_again(run: Path) -> None:

@@ -270,7 +270,7 @@ def all_parts(plans: list[StepPlans]) -> list[Parts]:
 
 
 @given(traces())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_plans_are_those_of_the_twin(trace: Trace) -> None:
     planner = planner_of(trace)
     used = set[int]()
@@ -282,7 +282,7 @@ def test_plans_are_those_of_the_twin(trace: Trace) -> None:
 
 
 @given(traces())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_order_of_events_reads_a_stale_row_or_finds_no_slot(trace: Trace) -> None:
     plans, residents = plan_epoch(planner_of(trace), trace)
     for seed in range(3):
@@ -290,7 +290,7 @@ def test_no_order_of_events_reads_a_stale_row_or_finds_no_slot(trace: Trace) -> 
 
 
 @given(traces(("lookahead", "window", "lru", "lfu", "dataset")), st.integers(1, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_batches_too_large_run_in_passes(trace: Trace, num_slots: int) -> None:
     trace = replace(trace, num_slots=num_slots, splits=True)
     plans, residents = plan_epoch(planner_of(trace), trace)
@@ -300,7 +300,7 @@ def test_batches_too_large_run_in_passes(trace: Trace, num_slots: int) -> None:
 
 
 @given(traces(("lookahead", "window", "lru", "lfu", "dataset")))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_batch_too_large_is_refused_with_the_number_that_would_do(trace: Trace) -> None:
     largest = max(map(len, trace.batches), default=0)
     if largest > 1:
@@ -311,7 +311,7 @@ def test_a_batch_too_large_is_refused_with_the_number_that_would_do(trace: Trace
 
 
 @given(traces())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_policy_fetches_fewer_rows_than_lookahead(trace: Trace) -> None:
     best = plan_epoch(planner_of(replace(trace, policy="lookahead", prefetch=0)), trace)[0]
     same = plan_epoch(planner_of(replace(trace, policy="lookahead")), trace)[0]
@@ -322,7 +322,7 @@ def test_no_policy_fetches_fewer_rows_than_lookahead(trace: Trace) -> None:
 
 
 @given(traces())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_hits_and_misses_are_all_lookups(trace: Trace) -> None:
     plans, _ = plan_epoch(planner_of(trace), trace)
     found = [lookups for plan in plans for lookups in (plan.num_hits + plan.num_misses).tolist()]

@@ -248,7 +248,7 @@ traces = st.fixed_dictionaries(
 
 
 @given(traces)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_plans_are_those_of_a_twin_with_the_rule_of_windows(trace: dict[str, Any]) -> None:
     window = Window(trace["num_slots"], trace["most_entries"] * ENTRY_BYTES, trace["least"])
     planner = lookahead_planner(NUM_ROWS, trace["num_slots"], prefetch=trace["prefetch"], window=window)
