@@ -75,7 +75,7 @@ from hotset.train.ranks.messages import DenseSums
 from hotset.train.ranks.messages import CodedExchange
 from hotset.tests.support.processes.rank_promises import check_promises
 from hotset.train.ranks.ranks import Message, RankError, check_equal_settings
-from hotset.train.config import is_launched
+from hotset.train.config_parts import is_launched
 from hotset.train.ranks.ranks import join_ranks
 assert is_launched()
 ranks = join_ranks(timeout_seconds=300)
