@@ -451,11 +451,11 @@ class PredictCommand(JsonCommand, PredictConfig):
 
     def execute(self) -> int:
         """Run ``hotset predict``."""
-        # torch takes a second and more to import: not before options and paths are known to be right.
-        from ...pipeline.raw.log_files import inspect_logs
-
+        # torch takes a second and more to import, and kernels too: not before paths are known to be right.
         check_target(self.out, overwrite=self.overwrite)
         read_config(self.run)
+        from ...pipeline.raw.log_files import inspect_logs
+
         inspect_logs([self.log])
 
         with progress_bars() as progress:
