@@ -197,7 +197,7 @@ def resealed(folder: Path, copy: Path, change: object) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("max_examples", [50, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("max_examples", [50, pytest.param(150, marks=pytest.mark.slow)])
 def test_a_flipped_bit_changes_nothing_or_is_refused(folder: Path, tmp_path: Path, max_examples: int) -> None:
     @settings(max_examples=max_examples)
     @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), is_resealed=st.booleans())
@@ -226,7 +226,7 @@ def test_a_flipped_bit_changes_nothing_or_is_refused(folder: Path, tmp_path: Pat
     check()
 
 
-@pytest.mark.parametrize("max_examples", [50, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("max_examples", [50, pytest.param(150, marks=pytest.mark.slow)])
 def test_crafted_tables_are_refused_or_give_the_same_batches(
     folder: Path, tmp_path: Path, max_examples: int
 ) -> None:

@@ -50,7 +50,7 @@ def blocks_of(path: Path, block_bytes: int) -> list[bytes]:
     return [block.lines.tobytes() for block in blocks]
 
 
-@pytest.mark.parametrize("max_examples", [50, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("max_examples", [50, pytest.param(150, marks=pytest.mark.slow)])
 def test_blocks_agree_with_the_naive_cut(tmp_path: Path, max_examples: int) -> None:
     @settings(max_examples=max_examples)
     @given(
