@@ -501,7 +501,7 @@ def check_cuts(case: tuple[Marks, bytes], sizes: list[int]) -> None:
         assert sum(map(len, blocks)) == len(text)
 
 
-@pytest.mark.parametrize("max_examples", [100, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("max_examples", [200, pytest.param(300, marks=pytest.mark.slow)])
 def test_blocks_of_lines_are_cut_where_records_begin(max_examples: int) -> None:
     drawn = given(CASES, st.lists(st.integers(1, 12), min_size=1, max_size=6))
     settings(max_examples=max_examples)(drawn(check_cuts))()
