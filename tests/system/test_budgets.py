@@ -28,7 +28,7 @@ ALLOWED_OPTIONS = Path(__file__).with_name("options.txt")
 
 MOST_IMPORTED_BY_HELP = 9
 MOST_IMPORTED_BY_PREPROCESS = 62
-MOST_IMPORTED_BY_TRAIN = 104
+MOST_IMPORTED_BY_TRAIN = 82
 """Modules and packages of hotset that a process imports for one command."""
 
 MOST_CALLS_TO_THE_LOOP = 7
