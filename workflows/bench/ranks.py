@@ -62,7 +62,6 @@ from ...train.run_folder.weights import open_weights
 from ...train.torchrec.sharding import count_uses
 from . import harness
 from .harness import Facts, Options, free_port, tell
-from .quality import LABELS, SCHEMA, draw_log
 
 BOUNDS = (0.01, 0.03, 0.05)
 _FLOAT_BYTES = 4
@@ -392,6 +391,9 @@ def compare_engines(options: Options, folder: Path) -> Facts:
 
 def _logs_of_engines(options: Options, folder: Path) -> Mapping[str, Shards]:
     """Prepare the logs; both ways to pool read the same lists."""
+    # Imported here: tests of a GPU's image, which lacks Polars, use the spy.
+    from .quality import LABELS, SCHEMA, draw_log
+
     single, lists = (
         {"batch_size": options.batch_size, "hot_bytes": hot_bytes, "embedding_dim": options.embedding_dim}
         for hot_bytes in options.hot_bytes

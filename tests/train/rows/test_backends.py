@@ -7,14 +7,13 @@ Ranges of rows: all rows once, with about as many lookups each; errors of any th
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.stats.row_bytes import OPTIMIZERS
@@ -54,21 +53,14 @@ def test_an_unknown_optimizer_is_refused() -> None:
         RowOptimizer("adamax", 0.1)
 
 
-@given(
-    name=st.sampled_from(OPTIMIZERS),
-    num_samples=st.sampled_from([0, 1, 5, 127, 128, 300]),
-    num_tables=st.integers(1, 3),
-    dim=st.sampled_from([1, 3, 4, 16, 37]),
-    decay=st.sampled_from([0.0, 1e-5, 0.1]),
-    num_shares=st.sampled_from([1, 2, 3, 8]),
-    seed=st.integers(0, 1000),
-)
-@settings(max_examples=40, deadline=None)
-def test_both_back_ends_give_the_same_bits(
-    name: str, num_samples: int, num_tables: int, dim: int, decay: float, num_shares: int, seed: int
-) -> None:
+# Drawn by hand, as a GPU's image, which runs other tests of this file, lacks what draws elsewhere.
+@pytest.mark.parametrize("seed", range(40))
+def test_both_back_ends_give_the_same_bits(seed: int) -> None:
+    draw = random.Random(seed)
     rng = np.random.default_rng(seed)
-    optimizer = RowOptimizer(name, 0.03, decay)
+    num_samples, num_tables = draw.choice([0, 1, 5, 127, 128, 300]), draw.randint(1, 3)
+    dim, num_shares = draw.choice([1, 3, 4, 16, 37]), draw.choice([1, 2, 3, 8])
+    optimizer = RowOptimizer(OPTIMIZERS[seed % len(OPTIMIZERS)], 0.03, draw.choice([0.0, 1e-5, 0.1]))
     tiers = [make_tier(optimizer, num_tables, 40, dim) for _ in range(2)]
     shares = MicroBatches(300, num_shares)
     backends: list[RowBackend] = [
