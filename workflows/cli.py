@@ -156,6 +156,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             say_error(str(error), error.hint)
         return 1
     except KeyboardInterrupt as error:
+        if isinstance(error.__cause__, OSError):
+            _drop_stdout()  # what could not be flushed would fail again at exit
         with _next_ends_at_once():
             _say_interrupted(command, arguments, error)
         return 130

@@ -345,6 +345,22 @@ def test_an_import_that_ctrl_c_breaks_is_an_interrupt(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_ctrl_c_that_ends_the_reader_of_stdout_too_is_one_line() -> None:
+    program = (
+        "import signal, sys; from hotset.workflows import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "cli._run = lambda *_: (print('half'), signal.raise_signal(signal.SIGINT))\n"
+        "sys.exit(cli.main(['export-shards', 'data']))"
+    )
+    reader, stdout = os.pipe()
+    os.close(reader)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=env)
+    os.close(stdout)
+    assert (done.returncode, done.stderr) == (130, "interrupted: nothing was written\n")
+
+
 def test_only_commands_that_keep_finished_work_say_so_when_they_are_interrupted() -> None:
     """A new command is named here, or says what is left of it."""
     keeping = {"demo", "preprocess", "ingest", "count", "rank", "encode", "split", "pack"}
