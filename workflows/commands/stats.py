@@ -542,7 +542,7 @@ def check_html(out: Path) -> None:
     Raises:
         MissingExtraError: the packages that draw are not installed.
         SystemFaultError: the process may have too few addresses for them.
-        ConfigError: ``out`` is a folder, or its folder does not exist.
+        HotsetError: ``out`` is no regular file, or its folder does not exist or is read-only.
     """
     # The engine that draws reserves addresses, few of which become memory, and ends the process without them.
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -558,9 +558,7 @@ def check_html(out: Path) -> None:
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"--html needs {error.name}", hint=install_hint("report")) from error
     del altair, vl_convert
-    if out.is_dir() or not out.parent.is_dir():
-        fault = "it is a directory" if out.is_dir() else f"{out.parent} is not a directory"
-        raise ConfigError(f"{out} cannot be written: {fault}", hint="give another --html FILE")
+    check_target(out, overwrite=True, option="--html")
 
 
 def check_parquet(folder: Path) -> None:

@@ -30,6 +30,7 @@ from hotset.tests.support.browser import Seen, open_page
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
 from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
+from hotset.workflows.commands import stats
 from hotset.workflows.commands.stats import write_html, write_parquet
 from hotset.workflows.report.charts import _powers, published_points
 from hotset.workflows.report.page import Advice, Page, advise_reader, build_page, render
@@ -391,17 +392,19 @@ def test_the_report_of_a_real_log(real_data: Path, tmp_path: Path) -> None:
     assert tuple(charts_in(seen)) == CHARTS and f'data-drawn="{len(CHARTS)}"' in seen.dom
 
 
-def test_what_cannot_be_written_is_one_line(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_written_is_one_line_before_any_work(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for arguments in (["--html", str(tmp_path / "none" / "x.html")], ["--html", str(tmp_path)]):
-        assert main(["stats", str(folder / "<data>"), *arguments]) == 1
-        error, hint = capsys.readouterr().err.splitlines()
-        assert error.startswith("error: ") and "cannot be written" in error and "--html FILE" in hint
+    monkeypatch.setattr(stats, "frequency_statistics", None)
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("file")
+    for name, fault in (("no/x.html", "not a directory"), (".", "not a regular file"), ("link", "a link")):
+        assert main(["stats", str(folder / "<data>"), "--html", str(tmp_path / name)]) == 1
+        error, hint = capsys.readouterr().err.splitlines()
+        assert error.startswith("error: ") and error.endswith(f" is {fault}") and hint.startswith("hint: ")
     assert main(["stats", str(folder / "<data>"), "--parquet", str(tmp_path / "file")]) == 1
     assert "cannot be written" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"file"}
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
 
 
 def test_without_the_drawing_packages_the_extra_is_named(folder: Path, tmp_path: Path) -> None:
