@@ -15,7 +15,6 @@ batches are cut at other samples.
 from __future__ import annotations
 
 import copy
-import logging
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -60,7 +59,6 @@ from ...stats.shuffle import tag_cold_bags
 from .batch import Batch, EmbeddingTable, Lookups, LookupsOfBatch, join, join_lookups, with_histories
 from .shard_file import Columns, ShardFile
 
-_log = logging.getLogger(__name__)
 _STAGE = "pack"
 _VERSION = 1
 _HASHED_FIRST_BYTES = 4 * GIB

@@ -433,7 +433,3 @@ def _disk_traffic() -> dict[str, int]:
 
 if __name__ == "__main__":
     harness.main(PARSER, measure)
-
-
-if __name__ == "__main__":
-    harness.main(PARSER, measure)

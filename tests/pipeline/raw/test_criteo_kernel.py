@@ -147,7 +147,6 @@ def test_columns_that_are_kept_stay_as_they_are(rng: np.random.Generator) -> Non
     assert rows_of(kept) == first
 
 
-_NUM_FEATURES = NUM_DENSE + NUM_SPARSE
 _SHARP_BYTES = [b"\t", b"\0", b"\r", b"\n", b"-", b"+", b" ", b"0", b"9", b":", b"/", b"g", b"F", b"\xff"]
 
 

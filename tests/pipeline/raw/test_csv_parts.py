@@ -162,7 +162,6 @@ PLAIN = lines_of(ROWS)
 CONTROL_A = 'separator = "\\u0001"'
 NO_HEADER = 'header = false\nfields = ["user", "query", "label"]'
 NO_QUOTES = 'quote = "none"'
-WITH_BREAK = 'user,"query",label,"an\nother"\n'
 CHINESE = "乗亅"
 FORMS: dict[str, tuple[str | bytes, str]] = {
     # Blanks around fields.
