@@ -19,7 +19,7 @@ A first use needs no value.
 
 Expectations need only how often each row is looked up. A row with c lookups among the N samples of an epoch
 is used in n of the W T pairs of a rank and a step, and in m of the T steps, both as if its samples were drawn
-at random (`traffic.presence`). With f = (W - 1) / W:
+at random (`curves.presence`). With f = (W - 1) / W:
 
     every lookup            f c vectors, f c gradients
     deduplicated            f n, f n

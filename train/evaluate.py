@@ -1,6 +1,7 @@
 """Evaluates a finished run on the test and validation parts of shards.
 
-Loads dense layers and rows of the run, predicts the samples of both parts, and scores them.
+Loads dense layers and rows of the run, predicts the samples of both parts, and scores them. `EvaluationCheck`
+hashes these shards in the background of a run that trains.
 """
 
 from __future__ import annotations

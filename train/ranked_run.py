@@ -1,4 +1,4 @@
-"""What a run on several ranks adds: tiers of a rank's own rows, the exchange, and its checkpoints.
+"""The parts of a run on several ranks: tiers, the exchange, and checkpoints.
 
 ``--exchange auto`` measures the link and the codecs before the first step, and uses a codec if it saves time.
 It tries only mild ones, since nobody looks at the scores here: bfloat16 and int8 for rows and their

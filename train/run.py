@@ -408,7 +408,7 @@ def _idle_options(config: TrainConfig, options: RunOptions) -> Iterator[tuple[st
     if options.speeds is not None and (config.engine != "torchrec" or config.placement == "fae"):
         yield "speeds", "they choose the rows that --engine torchrec replicates, without --placement fae"
     if options.replay is not None and config.placement == "fae" and config.fae_variant != "paper":
-        yield "fae_variant", "--replay has the order of batches"
+        yield "fae_variant", "the replayed run has the order of batches"
 
 
 def _choose_codecs(

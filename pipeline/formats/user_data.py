@@ -1,4 +1,4 @@
-"""What callers of hotset give: frames, files of vectors, and categories with or for their ids.
+"""Frames, files of vectors, and categories, as callers of hotset give them.
 
 Frames of Polars, pandas and Arrow become Arrow tables, whose readers are those of Parquet files. Most columns
 of Polars and Arrow are taken as they are, without a copy; those of pandas are converted. A frame that is

@@ -4,7 +4,7 @@ The hot rows are a prefix of the order over all tables (by lookups per byte wher
 they are one number per table. A sample is hot when all of its lookups hit hot rows.
 
 For comparison, FAE's hot rows come from a vocabulary by sampled counts, with what they lose against exact
-counts; see `fae`.
+counts; see `orders`.
 
 Source: FAE (Adnan et al., PVLDB 15(1), section 4), with exact counts in place of its sampling.
 """

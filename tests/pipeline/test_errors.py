@@ -2,7 +2,7 @@
 
 Sizes as people write them.
 
-The commands in hints about stage folders; `tests/system/test_hints_of_folders.py` runs them.
+The commands in hints about stage folders; `tests/system/hints/test_hints_of_data.py` runs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exported files are read by the programs they are for; FuxiCTR trains on them in `test_bench_fuxictr`."""
+"""Exported files are read by the programs they are for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows between ranks, of few samples and of the real ones; `test_stats_command` has a generated log.
+"""Rows between ranks, of few samples and of the real ones; `hotset stats` has a generated log.
 
 The miss-ratio series of a folder: held against caches simulated batch by batch from its ids.
 

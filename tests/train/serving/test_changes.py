@@ -1,4 +1,4 @@
-"""Changes lead an exported folder to a whole export of the later run; tests `run_tables`, too.
+"""Changes lead an exported folder to a whole export of the later run.
 
 Changes lead a server of one run to the rows of another, by category.
 """
