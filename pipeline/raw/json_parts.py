@@ -7,10 +7,10 @@ column has values of several types, the block is read again, slowly, and values 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -57,10 +57,13 @@ def types_of(found: Any, schema: Schema, names: Sequence[str], *, has_label: boo
     )
 
 
-def first_rows(file: RawFile, num_rows: int = _ROWS_OF_LOOK) -> tuple[Any, int]:
+def first_rows(file: RawFile, num_rows: int = _ROWS_OF_LOOK, lists: Collection[str] = ()) -> tuple[Any, int]:
     """Return the first rows of a file, at most a MiB of them, as a record batch of all its columns.
 
     Next to it is the number of lines among them that are no objects, which the batch leaves out.
+
+    Args:
+        lists: columns that one array makes lists; others are where arrays are half of their values.
 
     Raises:
         InputError: the file cannot be read.
@@ -74,11 +77,14 @@ def first_rows(file: RawFile, num_rows: int = _ROWS_OF_LOOK) -> tuple[Any, int]:
         return _with_large_numbers(_read(text, None), text), 0
     except _UNREADABLE:
         rows = [row for row in map(_row_of, lines) if row]
-        types: dict[str, Any] = {}
-        # One array among texts makes a column one of lists, wherever it is.
-        for name, value in chain.from_iterable(row.items() for row in rows):
-            if isinstance(value, list) or types.get(name, _NULL) == _NULL:
-                types[name] = _NULL if value is None else _as_text(isinstance(value, list))
+        values = [(name, value) for row in rows for name, value in row.items()]
+        arrays = Counter(name for name, value in values if isinstance(value, list))
+        others = Counter(name for name, value in values if value is not None) - arrays
+        types = {name: _as_text(False) if others[name] else _NULL for name, _ in values}
+        for name, count in arrays.items():
+            # A stray array among numbers or texts is a bad value.
+            if name in lists or count >= others[name]:
+                types[name] = _as_text(True)
         batch, is_damaged = read_lines(text, pa.schema(list(types.items())))
         return batch.filter(pa.array(~is_damaged)), int(np.count_nonzero(is_damaged))
 
@@ -257,7 +263,9 @@ class JsonParts(TextParts):
 
     def __post_init__(self) -> None:
         wanted = self.schema.columns(has_label=self.has_label)
-        found = first_rows(self.file)[0].schema
+        columns = columns_of(self.schema, self.has_label)
+        lists = {each.column for each in columns if each.list_form is not None}
+        found = first_rows(self.file, lists=lists)[0].schema
         self._constants = constants_of(self.file, wanted, found.names)
         names = [name for name in wanted if name not in self._constants]
         if found.names:  # else it is damaged, or has no row

@@ -335,6 +335,16 @@ def test_arrays_and_text_of_lists_in_one_column_are_never_read_as_one_element(
         assert columns_of(tmp_path / "log", tmp_path / "columns", text)["a"] == hashes
 
 
+def test_a_stray_array_among_numbers_is_a_bad_value(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"y": 1, "age": age, "a": "x"} for age in (3, 5, [4], 7)]
+    (tmp_path / "log").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = 'format = "json"\nlabel = "y"\ndense = ["age"]\n[sparse]\na = "text"\n'
+    found = columns_of(tmp_path / "log", tmp_path / "columns", text, on_bad_line="skip:0.5")
+    assert found["age"] == [3, 5, 7]
+    with pytest.raises(InputError, match="row 3, column 'age': found"):
+        columns_of(tmp_path / "log", tmp_path / "strict", text)
+
+
 def test_text_that_is_not_utf_8_is_its_bytes_in_parquet_and_json(tmp_path: Path) -> None:
     words = [b"caf\xe9", b"x"] * 3
     offsets, data = pa.array(words, pa.binary()).buffers()[1:]
