@@ -28,6 +28,8 @@ from .text_parts import TextParts
 _ROWS_OF_LOOK = 10_000
 _TEXT = pa.string()
 _NULL = pa.null()
+_BRACKETS = "[{("
+"""Begin a list that is text."""
 _UNREADABLE = (pa.ArrowException, UnicodeDecodeError)
 
 
@@ -47,8 +49,8 @@ def types_of(found: Any, schema: Schema, names: Sequence[str], *, has_label: boo
         if column.list_form is not None and types.get(column.column) == _NULL:
             types[column.column] = pa.list_(_NULL)
         if column.list_form is not None and column.list_form.separator:
-            bracket = {"bracket": "["} if column.list_form.has_brackets else {}
-            marks[column.column] = {"separator": column.list_form.separator} | bracket
+            brackets = _BRACKETS if column.list_form.has_brackets else ""
+            marks[column.column] = {"separator": column.list_form.separator, "brackets": brackets}
     return pa.schema(
         [
             pa.field(name, _type_for(kind, kinds[name]), metadata=marks.get(name))
@@ -182,9 +184,10 @@ def _row_of(line: bytes) -> dict[str, Any]:
 
 def _is_other_form(value: Any, field: Any) -> bool:
     """Return whether a list is an array where the column has text of lists, or the other way round."""
+    separator, brackets = (field.metadata[name].decode() for name in (b"separator", b"brackets"))
     if not is_list(field.type):
-        return isinstance(value, list) and b"bracket" not in field.metadata
-    return isinstance(value, str) and any(mark.decode() in value for mark in field.metadata.values())
+        return isinstance(value, list) and not brackets
+    return isinstance(value, str) and (separator in value or value.lstrip().startswith(tuple(brackets)))
 
 
 def _plain(value: Any, in_list: bool) -> Any:

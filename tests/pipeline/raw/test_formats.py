@@ -320,6 +320,8 @@ def test_a_file_of_json_may_lack_a_key_and_begin_without_a_list(tmp_path: Path) 
         ('list = true, separator = "^"', [["x"], "x^y"], None),
         ('list = true, separator = "^"', ["x^y", ["x"]], None),
         ('list = "brackets"', ["[x,y]", ["x"]], None),
+        ('list = "brackets"', ["{x}", ["x"]], None),
+        ('list = "brackets"', ["x (y)", ["x", "y"]], [["x (y)"], ["x", "y"]]),
     ],
 )
 def test_arrays_and_text_of_lists_in_one_column_are_never_read_as_one_element(
