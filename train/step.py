@@ -5,9 +5,9 @@ batch, whenever a placement runs it. A cosine and a power may differ in the last
 does in the loss.
 
 A run stops, and its best evaluation is chosen, by evaluations of the validation part alone, never by the test
-part. That state is plain JSON and part of a checkpoint (`Resumable`), so a resumed run
-stops where the unbroken one does; only a limit of time depends on the machine, and does not count the time
-between two processes of a run.
+part. That state is plain JSON and part of a checkpoint (`Resumable`), so a resumed run stops where the
+unbroken one does; only a limit of time depends on the machine, and does not count the time between two
+processes of a run.
 """
 
 from __future__ import annotations

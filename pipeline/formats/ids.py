@@ -1,8 +1,8 @@
 """The ids of one part of samples/, a matrix and list columns; and the cold rows of a batch of shards.
 
 The matrix holds the one-hot features; each multi-hot feature has a list column. A table has one feature, or
-several that share it. Batches of shards have their ids
-in the same form; their distinct cold rows are the same in every order of training.
+several that share it. Batches of shards have their ids in the same form; their distinct cold rows are the
+same in every order of training.
 """
 
 from __future__ import annotations

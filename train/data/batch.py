@@ -7,11 +7,11 @@ Each element of a history is a separate bag, so F counts the elements of the lon
 A batch may be cut into G equal micro-batches, each of which is summed separately. Sample i of a batch of
 nominally B samples is in micro-batch ``i * G // B``, and rank r of W computes the micro-batches from ``r * G
 / W`` to before ``(r + 1) * G / W``. A batch with fewer samples leaves its last micro-batches short or empty,
-and the last one of a batch with more samples has them all.
-Their sums are added by a binary tree over their numbers: micro-batches 2s and 2s + 1 first, then the sums of
-such pairs, and so on; a micro-batch without samples adds nothing. The micro-batches of a rank are a subtree,
-since G / W is a power of two: a rank adds up its own, and the rest of the tree adds the sums of the ranks. So
-the number of ranks changes no bit; the number of micro-batches does.
+and the last one of a batch with more samples has them all. Their sums are added by a binary tree over their
+numbers: micro-batches 2s and 2s + 1 first, then the sums of such pairs, and so on; a micro-batch without
+samples adds nothing. The micro-batches of a rank are a subtree, since G / W is a power of two: a rank adds up
+its own, and the rest of the tree adds the sums of the ranks. So the number of ranks changes no bit; the
+number of micro-batches does.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 

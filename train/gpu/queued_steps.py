@@ -11,8 +11,8 @@ recorded once for each place and replayed.
 
 Distinct rows that stay on the host (hybrid-dedup) are sent after their batch, and the sums of their gradients
 come back. What cannot be packed runs synchronously, while the device is idle: batches in passes, bags and
-micro-batches. The loop's thread does as little as it can: readers pack,
-make views, count what has moved, mark the rows that have changed, and release the batches of finished steps.
+micro-batches. The loop's thread does as little as it can: readers pack, make views, count what has moved,
+mark the rows that have changed, and release the batches of finished steps.
 
 Other steps whose rows stay on the host (hybrid, and mixed batches of fae) are queued around the host's work.
 The host looks the rows up in all its threads, into pinned memory; the vectors are copied to the device in one

@@ -1,13 +1,13 @@
 """Step plans, which say what rows must be where, the transfers that load them, and changed rows.
 
-A plan is plain data, which table groups run. It lists only rows that are not where they
-live: a row that lives on the fast tier needs no entry, its slot is a base plus its id. Rows of the slow tier
-are named by their slots there. The lookups themselves are those of the batch by row (`stats.batch_rows`), so
-a plan names distinct rows alone.
+A plan is plain data, which table groups run. It lists only rows that are not where they live: a row that
+lives on the fast tier needs no entry, its slot is a base plus its id. Rows of the slow tier are named by
+their slots there. The lookups themselves are those of the batch by row (`stats.batch_rows`), so a plan names
+distinct rows alone.
 
-Transfers run ahead of the batches they serve, in a thread of the host or on a device.
-The rule: items run in order; an item starts once the batch it names as ``after`` is computed; a batch is
-computed once its item is done. The planner makes sure that this is enough; this module only keeps the rule.
+Transfers run ahead of the batches they serve, in a thread of the host or on a device. The rule: items run in
+order; an item starts once the batch it names as ``after`` is computed; a batch is computed once its item is
+done. The planner makes sure that this is enough; this module only keeps the rule.
 
 Marks of rows that training has changed take one byte a row of a table group. A checkpoint saves only changed
 rows. A changed row is being saved from the moment a checkpoint begins until it is written, and pending until
