@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from packaging.requirements import Requirement
@@ -235,7 +236,9 @@ def packages_beyond_the_image() -> set[str]:
         except PackageNotFoundError:
             continue
         todo += [each.name for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
-    found = packages_distributions()
+    # Another test may have imported setuptools, which puts its own copies of packages on the path.
+    with patch.object(sys, "path", [path for path in sys.path if not path.endswith("_vendor")]):
+        found = packages_distributions()
     return {package for package, names in found.items() if not there & set(map(canonicalize_name, names))}
 
 
