@@ -67,7 +67,7 @@ REMOVED_OPTIONS = {
         for option in ("--link-gbps", "--host-gbps", "--teraflops")
     },
     "generate --start": "--seed N, which writes other samples of the same statistics",
-    "predict --batch-size": "leave it out: that of the training, or batch_size of hotset.predict in Python",
+    "predict --batch-size": "leave it out, batches are those of training; hotset.predict takes batch_size",
 }
 """For each command and option that an earlier version has, what replaces it."""
 HELP_FLAGS = frozenset({"-h", "--help", "--help-all"})
