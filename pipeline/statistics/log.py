@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.log_parts import (
+from ...stats.drift import (
     MAX_PARTS,
     NUM_BINS,
     ValueSummary,

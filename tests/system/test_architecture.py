@@ -68,7 +68,7 @@ FLOORS = {
     ),
     "stats": (
         "step_times",
-        "exchange log_parts lookahead",
+        "drift exchange lookahead",
         "curves ranking replication",
         "batch_rows codecs counting peeling shuffle weighted_metrics",
         "id_tables metrics row_bytes",

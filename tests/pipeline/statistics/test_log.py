@@ -33,7 +33,7 @@ from hotset.pipeline.statistics.folder import Inspected
 from hotset.pipeline.statistics.frequencies import NUM_CATEGORIES, frequency_statistics
 from hotset.pipeline.statistics.log import QUANTILES, drift, parts_of_log
 from hotset.stats.curves import most_frequent
-from hotset.stats.log_parts import MAX_PARTS
+from hotset.stats.drift import MAX_PARTS
 from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of
 from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import Log, draw_log, write_parquet

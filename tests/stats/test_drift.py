@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.stats.id_tables import mix64_pair
-from hotset.stats.log_parts import (
+from hotset.stats.drift import (
     MAX_PARTS,
     NUM_BINS,
     ValueSummary,
@@ -28,6 +27,7 @@ from hotset.stats.log_parts import (
     marks_dtype,
     mean_by_age,
 )
+from hotset.stats.id_tables import mix64_pair
 
 Row = tuple[int, int]
 """Table and id."""
