@@ -584,9 +584,13 @@ class StoredBatches:
         ShardError: the file of checksums is missing, damaged, or of other shards.
     """
 
-    def __init__(self, shards: Manifest, entry: FileEntry, files: Sequence[ShardFileEntry]) -> None:
-        self._path = shards.checked_path(entry)
-        self._num_bytes = entry.num_bytes
+    def __init__(self, shards: Manifest, files: Sequence[ShardFileEntry]) -> None:
+        found = [entry for entry in shards.files if entry.is_checksums]
+        if len(found) > 1:
+            raise ShardError(f"{shards.folder} has {len(found)} files of checksums, want 1")
+        self.are_sealed = bool(found)
+        """Whether checksums come from the folder; those of older shards are made when they are opened."""
+        self._path = shards.checked_path(found[0]) if found else shards.folder
         self._shards = shards
         totals = ShardsTotals.of(shards)
         self._types = {is_tagged: types_of_shards(totals, is_tagged=is_tagged) for is_tagged in (False, True)}
@@ -600,27 +604,24 @@ class StoredBatches:
             for types in self._types.values()
         )
         try:
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(self._path, flags) if found else self._made()
         except OSError as error:
             raise ShardError(f"{self._path} cannot be read: {error.strerror}") from error
         self._close = weakref.finalize(self, os.close, self._descriptor)
+        self._num_bytes = found[0].num_bytes if found else os.fstat(self._descriptor).st_size
         try:
-            self._table = self._read_table(entry)
+            self._table = self._read_table(found[0].facts[TABLE_FACT] if found else None)
         except (OSError, ValueError) as error:
             raise self._damage(str(error)) from error
 
-    @classmethod
-    def open(cls, shards: Manifest, files: Sequence[ShardFileEntry]) -> StoredBatches | None:
-        """Open those of shards; None where shards have no checksums of batches, as older ones.
-
-        Args:
-            shards: the manifest.
-            files: its files of samples with their facts, in its order.
-        """
-        found = [entry for entry in shards.files if entry.is_checksums]
-        if len(found) > 1:
-            raise ShardError(f"{shards.folder} has {len(found)} files of checksums, want 1")
-        return cls(shards, found[0], files) if found else None
+    def _made(self) -> int:
+        """Make the checksums of files as they are, in memory; return their descriptor."""
+        of_files = [checksums_of_file(self._shards.checked_path(entry)) for entry, _ in self._files]
+        descriptor = os.memfd_create("checksums")
+        with open(descriptor, "wb", closefd=False) as file:
+            file.writelines([merged_head(of_files), *map(records_in, of_files)])
+        return descriptor
 
     def batch(self, file: int, index: int) -> StoredBatch:
         """Return where a batch is, and its checksums.
@@ -653,24 +654,24 @@ class StoredBatches:
             self._layouts[key] = layout
         return StoredBatch(self._shards.folder / entry.path, index, int(row["start"]), layout, record)
 
-    def _read_table(self, entry: FileEntry) -> NDArray[Any]:
+    def _read_table(self, wanted: str | None) -> NDArray[Any]:
         """Read the table and check it; raises ValueError where it is not that of these files."""
         header = os.pread(self._descriptor, HEADER_BYTES, 0)
-        num_batches = check_header(header, entry.num_bytes)
+        num_batches = check_header(header, self._num_bytes)
         if num_batches != self._first_rows[-1]:
             raise ValueError(f"it is of {num_batches} batches, want {self._first_rows[-1]}")
         rows = os.pread(self._descriptor, ROW.itemsize * num_batches, HEADER_BYTES)
         found = checksum_of_table(header, rows)
-        if found != entry.facts[TABLE_FACT] or len(rows) != ROW.itemsize * num_batches:
-            raise ValueError(f"the checksum of its table is {found}, want {entry.facts[TABLE_FACT]}")
+        if found != (wanted or found) or len(rows) != ROW.itemsize * num_batches:
+            raise ValueError(f"the checksum of its table is {found}, want {wanted}")
         # Arrow's footers, which have the names, are not read.
         if columns_in(header) != checksum_of_columns(self._types[False]):
             raise ValueError("it is of other columns than the manifest's")
         table = np.frombuffer(rows, ROW)
-        self._check_table(table, entry)
+        self._check_table(table)
         return table
 
-    def _check_table(self, table: NDArray[Any], own: FileEntry) -> None:
+    def _check_table(self, table: NDArray[Any]) -> None:
         # Of each batch: its file, its number there, and the samples that the manifest gives it.
         counts = np.diff(self._first_rows)
         batch_size = ShardSettings.of(self._shards).batch_size
@@ -684,7 +685,7 @@ class StoredBatches:
         starts, sizes, records = (table[name] for name in ("start", "num_bytes", "record"))
         most = bytes_of_files.astype(np.uint64)
         is_inside = (starts <= most) & (sizes <= most)
-        is_inside &= (starts + sizes <= most) & (starts % np.uint64(8) == 0) & (records < own.num_bytes)
+        is_inside &= (starts + sizes <= most) & (starts % np.uint64(8) == 0) & (records < self._num_bytes)
         is_right = is_inside & (left > 0) & (table["num_samples"] == np.minimum(left, batch_size))
         is_right &= table["num_buffers"] == np.repeat(buffers, counts)
         # Batches follow one another in their file.

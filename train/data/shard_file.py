@@ -18,17 +18,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import DTypeLike, NDArray
 
 from ...pipeline.errors import ShardError, hint_to_rewrite
 from ...pipeline.folders.manifest import FileEntry
 from ...pipeline.folders.totals import ShardFacts
-from ...pipeline.formats.arrow_files import damage_named, is_there, numpy_type, type_of
+from ...pipeline.formats.arrow_files import numpy_type, type_of
 from ...pipeline.formats.batch_checksums import (
     BLOCK_SAMPLES,
     StoredBatch,
@@ -40,19 +39,6 @@ from ...pipeline.schema.schema import GROUP, LABEL, WEIGHT
 from .batch import Batch, FeatureBags, LookupsOfBatch
 
 _ALIGNMENT = 64
-Chunks = tuple[NDArray[np.uint8], ...]
-"""The bytes of a file that were read for one batch."""
-
-
-class _Cursor(threading.local):
-    """Where a thread reads a file, and what it has read."""
-
-    def __init__(self) -> None:
-        self.position = 0
-        self.chunks: list[NDArray[np.uint8]] = []
-        """Blocks that were read since the list was emptied; Arrow's buffers are in these."""
-
-
 FileState = tuple[int, int, int, int]
 """Bytes, time of the last write (ns), device and inode of a file."""
 
@@ -62,10 +48,9 @@ def state_of(status: os.stat_result) -> FileState:
 
 
 class UnchangedFile:
-    """The bytes of a file as opened, for Arrow; raises if they changed.
+    """The bytes of a file as opened; raises if they changed.
 
-    Mapped files kill the process where another program cuts them short. Arrow's files refuse names that are
-    not UTF-8 and return memory that torch considers read-only. Each thread has a separate position.
+    Mapped files kill the process where another program cuts them short.
 
     Args:
         path: of the file.
@@ -82,8 +67,6 @@ class UnchangedFile:
             raise self._fault("removed") from None
         self._close = weakref.finalize(self, _open_files.remove, self._number)
         self._found = found or state
-        self._num_bytes = self._found[0]
-        self.cursor = _Cursor()
 
     def refuse_change(self) -> None:
         """Raise ShardError where the file was written to since it was opened, or removed and closed."""
@@ -100,30 +83,6 @@ class UnchangedFile:
             f"{self._path} was {how} by another program while it was in use",
             hint=f"{hint_to_rewrite(self._path.parent)}, and leave it alone while it is trained on",
         )
-
-    @property
-    def closed(self) -> bool:
-        return not self._close.alive
-
-    def close(self) -> None:
-        self._close()
-
-    def tell(self) -> int:
-        return self.cursor.position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.cursor.position, os.SEEK_END: self._num_bytes}[whence]
-        self.cursor.position = base + offset
-        return self.cursor.position
-
-    def read(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Read bytes into new memory, at most those that the file has."""
-        # Never more than the file has: a damaged file could request all memory.
-        num_bytes = max(0, min(num_bytes, self._num_bytes - self.cursor.position))
-        chunk = self.read_at(self.cursor.position, num_bytes)
-        self.cursor.position += num_bytes
-        self.cursor.chunks.append(chunk)
-        return chunk
 
     def read_at(self, position: int, num_bytes: int) -> NDArray[np.uint8]:
         """Read bytes that the file has into new memory."""
@@ -208,27 +167,6 @@ class _OpenFiles:
 _open_files = _OpenFiles()
 
 
-def view_of(chunks: Chunks, buffer: Any, first: int, count: int, kind: Any) -> NDArray[Any]:
-    """Return values ``first`` to ``first + count`` of an Arrow buffer that was read.
-
-    Raises:
-        ValueError: the buffer is too short, or is elsewhere in memory.
-    """
-    dtype = numpy_type(kind)
-    if count == 0:
-        return np.empty(0, dtype)
-    # The buffer's position in what was read, checked against both: a damaged file may point anywhere.
-    for chunk in chunks:
-        start = buffer.address - chunk.ctypes.data + first * dtype.itemsize
-        stop = start + count * dtype.itemsize
-        if start >= 0 and stop <= chunk.size and first + count <= buffer.size // dtype.itemsize:
-            return chunk[start:stop].view(dtype)
-    raise ValueError(f"a buffer of {buffer.size} bytes does not hold {count} values of {dtype}")
-
-
-_FAULT = "cannot be read"
-
-
 HAS_GROUP = "has_group"
 """Entry of a batch next to its groups: whether a sample has one."""
 
@@ -248,28 +186,8 @@ class Columns:
     """Names of the columns of labels that are any number."""
 
 
-class BatchArrays(Protocol):
-    """The columns of one batch, or of some of its samples, as arrays."""
-
-    @property
-    def num_samples(self) -> int: ...
-
-    @property
-    def names(self) -> Collection[str]:
-        """Names of the columns."""
-
-    def values(self, name: str, kind: DTypeLike, width: int | None = None) -> NDArray[Any]:
-        """Return the values of a column, or those of its lists of ``width`` as a matrix."""
-
-    def is_there(self, name: str) -> NDArray[np.bool_] | None:
-        """Return which samples have a value; None where all have."""
-
-    def bags(self, name: str) -> FeatureBags:
-        """Return a column of lists."""
-
-
 class StoredArrays(NamedTuple):
-    """The columns of a batch whose buffers have checksums (`BatchArrays`)."""
+    """The columns of one batch, or of some of its samples, as arrays."""
 
     read: Callable[[int, int], NDArray[np.uint8]]
     """Returns bytes of the file from a position on, so many."""
@@ -338,11 +256,11 @@ class StoredArrays(NamedTuple):
 class ShardFile:
     """One Arrow IPC file, read batch by batch into the arrays' own memory.
 
-    Where shards have checksums of batches, the file is neither parsed nor read before its first batch is, and
-    what is read is verified, unless the file was hashed as a whole.
+    The file is neither parsed nor read before its first batch is, and what is read is verified, unless the
+    file was hashed as a whole.
     """
 
-    __slots__ = ("_file", "_found", "_number", "_readers", "_stored", "entry", "facts", "folder", "is_hashed")
+    __slots__ = ("_file", "_found", "_number", "_stored", "entry", "facts", "folder", "is_hashed")
 
     def __init__(
         self,
@@ -350,8 +268,8 @@ class ShardFile:
         entry: FileEntry,
         facts: ShardFacts,
         status: os.stat_result,
-        stored: StoredBatches | None = None,
-        number: int = 0,
+        stored: StoredBatches,
+        number: int,
     ) -> None:
         self.folder = folder
         self.entry = entry
@@ -362,15 +280,6 @@ class ShardFile:
         self._number = number
         self._found = state_of(status)
         self._file: UnchangedFile | None = None
-        if stored is None:
-            self._readers = threading.local()
-            with damage_named(self.path, ShardError, _FAULT):
-                num_batches = self._reader().num_record_batches
-            if num_batches != facts.num_batches:
-                raise ShardError(
-                    f"{self.path} has {num_batches} batches, want {facts.num_batches}",
-                    hint=hint_to_rewrite(folder),
-                )
 
     @property
     def path(self) -> Path:
@@ -392,7 +301,7 @@ class ShardFile:
     @property
     def verifies_reads(self) -> bool:
         """Whether a flipped byte is found when it is read, without hashing the file first."""
-        return self._stored is not None
+        return self._stored.are_sealed
 
     def read(
         self,
@@ -444,7 +353,7 @@ class ShardFile:
         """Read the lookups of batch ``index`` alone; raises as `read`."""
         return ids_of(self._arrays(index, ("ids", *columns.multi_hot), None), columns, is_hot_only)
 
-    def _arrays(self, index: int, names: Sequence[str], part: tuple[int, int] | None) -> BatchArrays:
+    def _arrays(self, index: int, names: Sequence[str], part: tuple[int, int] | None) -> StoredArrays:
         """Return the arrays of a batch.
 
         Args:
@@ -454,14 +363,6 @@ class ShardFile:
         """
         file = self._file or self.open()
         file.refuse_change()
-        if self._stored is None:
-            reader = self._reader()
-            file.cursor.chunks.clear()
-            batch, chunks = reader.get_batch(index), tuple(file.cursor.chunks)
-            # The file may be anything: its structure is checked before its columns are, and these before
-            # values.
-            batch.validate()
-            return _ArrowArrays(batch if part is None else batch.slice(part[0], part[1] - part[0]), chunks)
         stored = self._stored.batch(self._number, index)
         read, layout = file.read_at, stored.layout
         if part is not None:
@@ -472,51 +373,6 @@ class ShardFile:
         chunk = read(stored.start + start, stop - start)
         return StoredArrays(read, stored, layout.names, 0, layout.num_samples, chunk, start, self.is_hashed)
 
-    def _reader(self) -> Any:
-        """The file as Arrow parsed it for this thread: others read other batches meanwhile."""
-        if not hasattr(self._readers, "reader"):
-            self._readers.reader = pa.ipc.open_file(pa.PythonFile(self.open(), "r"))
-        return self._readers.reader
-
-
-class _ArrowArrays:
-    """The columns of a batch that Arrow parsed (`BatchArrays`)."""
-
-    def __init__(self, batch: Any, chunks: Chunks) -> None:
-        self._batch = batch
-        self._chunks = chunks
-        self.names = frozenset(batch.schema.names)
-        self.num_samples = len(batch)
-
-    def values(self, name: str, dtype: DTypeLike, width: int | None = None) -> NDArray[Any]:
-        column = self._batch.column(name)
-        kind = pa.from_numpy_dtype(np.dtype(dtype))
-        wanted = kind if width is None else pa.list_(kind, width)
-        if column.type != wanted:
-            raise TypeError(f"column {name!r} is {column.type}, want {wanted}")
-        if width is None:
-            return view_of(self._chunks, column.buffers()[1], column.offset, len(column), kind)
-        # An offset of the batch counts rows of the matrix; its values are one flat buffer.
-        values = column.values.buffers()[1]
-        matrix = view_of(self._chunks, values, column.offset * width, len(column) * width, kind)
-        return matrix.reshape(len(column), width)
-
-    def is_there(self, name: str) -> NDArray[np.bool_] | None:
-        column = self._batch.column(name)
-        return is_there(column) if column.null_count else None
-
-    def bags(self, name: str) -> FeatureBags:
-        column = self._batch.column(name)
-        if column.type != pa.list_(pa.int32()):
-            raise TypeError(f"column {name!r} is {column.type}, want {pa.list_(pa.int32())}")
-        offsets = view_of(self._chunks, column.buffers()[1], column.offset, len(column) + 1, pa.int32())
-        # A list column may begin in the middle of its values.
-        check_offsets(name, offsets, len(column.values))
-        first, last = int(offsets[0]), int(offsets[-1])
-        values = column.values
-        ids_N = view_of(self._chunks, values.buffers()[1], values.offset + first, last - first, pa.int32())
-        return FeatureBags(offsets - offsets[0] if first else offsets, ids_N)
-
 
 def check_offsets(name: str, offsets_B1: NDArray[np.int32], num_elements: int) -> None:
     """Raise ValueError where the offsets of lists are not such that one may read by them."""
@@ -524,7 +380,7 @@ def check_offsets(name: str, offsets_B1: NDArray[np.int32], num_elements: int) -
         raise ValueError(f"the offsets of {name!r} are out of order")
 
 
-def ids_of(arrays: BatchArrays, columns: Columns, is_hot_only: bool) -> LookupsOfBatch:
+def ids_of(arrays: StoredArrays, columns: Columns, is_hot_only: bool) -> LookupsOfBatch:
     """Return the lookups of a batch."""
     ids_BF = np.empty((arrays.num_samples, 0), np.int32)
     if columns.num_one_hot or "ids" in arrays.names:
@@ -554,13 +410,13 @@ def refuse_wild_values(
         raise ValueError(f"a label of batch {number} is neither 0 nor 1")
 
 
-def with_gaps(arrays: BatchArrays, name: str, values_B: NDArray[np.float32]) -> NDArray[np.float32]:
+def with_gaps(arrays: StoredArrays, name: str, values_B: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return values with NaN where the column has none, whatever its memory has there."""
     has_value_B = arrays.is_there(name)
     return values_B if has_value_B is None else np.where(has_value_B, values_B, np.float32(np.nan))
 
 
-def columns_of_samples(arrays: BatchArrays, columns: Columns, number: int) -> dict[str, NDArray[Any]]:
+def columns_of_samples(arrays: StoredArrays, columns: Columns, number: int) -> dict[str, NDArray[Any]]:
     """Return `Batch.of_samples`; raises ValueError for a label or a weight that is none."""
     found: dict[str, NDArray[Any]] = {}
     for name in columns.of_samples:

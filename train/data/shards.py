@@ -76,7 +76,7 @@ _POSITION = np.dtype([("file", "i4"), ("index", "i4"), ("num_samples", "i8"), ("
 
 
 def _open_files(manifest: Manifest) -> list[ShardFile]:
-    """Find the files of shards in the order of their manifest, and their checksums of batches, if any."""
+    """Find the files of shards in the order of their manifest, with the checksums of their batches."""
     # Most files have equal facts, which are read once.
     known: dict[str, ShardFacts] = {}
     files = []
@@ -85,7 +85,7 @@ def _open_files(manifest: Manifest) -> list[ShardFile]:
         if text not in known:
             known[text] = manifest.facts_of(ShardFacts, entry)
         files.append((entry, known[text]))
-    stored = StoredBatches.open(manifest, files)
+    stored = StoredBatches(manifest, files)
     found = [
         ShardFile(manifest.folder, entry, facts, manifest.checked_status(entry), stored, number)
         for number, (entry, facts) in enumerate(files)
@@ -451,12 +451,6 @@ class Shards:
         """
         position = self._evaluation[number]
         batch = self._read_part(position, lookups, part)
-        if batch.is_hot_B is None:
-            raise ShardError(
-                f"{self._files[position.file].path}: no column 'is_hot'",
-                hint=hint_to_rewrite(self.manifest.folder),
-            )
-        # The tags in the files are those of the packed budget.
         return batch if self.has_packed_budget else replace(batch, is_hot_B=self._tag(batch))
 
     def has_oov(self, batch: Batch) -> NDArray[np.bool_]:
@@ -480,14 +474,6 @@ class Shards:
     def _read(self, position: Any, read: Callable[[ShardFile, int, Columns, bool], Found]) -> Found:
         """Read a batch, or its lookups; check them against the manifest, as the file is not trusted."""
         found = self._read_file(position, read)
-        wanted = position.num_samples
-        if found.num_samples != wanted:
-            raise ShardError(
-                f"{self._where(position)} has {found.num_samples} samples, want {wanted}",
-                hint=hint_to_rewrite(self.manifest.folder),
-            )
-        # Checked at each read: an id beyond its table would read or write another table's rows. Hot-only
-        # batches have hot ids alone.
         limit_F = self._num_hot_F if position.is_hot_only else self._num_rows_F
         stray = first_stray_lookup(found.ids_BF, limit_F[self._one_hot])
         if stray >= 0:

@@ -157,11 +157,8 @@ def test_a_file_that_is_no_shard_is_named(tmp_path: Path) -> None:
 
 def opened(folder: Path) -> StoredBatches:
     manifest = Manifest.read(folder)
-    found = StoredBatches.open(
-        manifest, [(entry, manifest.facts_of(ShardFacts, entry)) for _, entry in manifest.parts()]
-    )
-    assert found is not None
-    return found
+    files = [(entry, manifest.facts_of(ShardFacts, entry)) for _, entry in manifest.parts()]
+    return StoredBatches(manifest, files)
 
 
 def contents(shards: Shards) -> list[bytes]:

@@ -191,9 +191,9 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
         ("totals.dense", ["I1"], "it is of other columns than the manifest's"),
         ("files.1.batches", 4, "it is of 11 batches, want 12"),
         ("files.1.samples", 95, "it is not of batch 2 of evaluation-00000.arrow"),
-        ("old totals.dense", ["I1"], "column 'dense'"),
-        ("old files.0.batches", 4, "has 3 batches, want 4"),
-        ("old files.0.samples", 69, "samples, want"),
+        ("old totals.dense", ["I1"], "it is of other columns than the manifest's"),
+        ("old files.0.batches", 4, "it is of 11 batches, want 12"),
+        ("old files.0.samples", 69, "it is not of batch 2 of evaluation-00000.arrow"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(keys: str, value: Any, message: str, tmp_path: Path) -> None:
@@ -206,15 +206,13 @@ def test_a_manifest_that_does_not_fit_is_refused(keys: str, value: Any, message:
         assert [shards.training_batch(number) for number in range(shards.num_training_batches)]
 
 
-@pytest.mark.parametrize(
-    ("damage", "kind", "message"), [("cut", ManifestError, "has"), ("zeros", ShardError, "cannot be read")]
-)
-def test_a_damaged_file_is_named(damage: str, kind: type[HotsetError], message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("damage", "message"), [("cut", "has"), ("zeros", "is damaged")])
+def test_a_damaged_file_is_named(damage: str, message: str, tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", has_checksums=False)
     path = folder / "mixed-00000.arrow"
     whole = path.read_bytes()
     path.write_bytes(whole[:-8] if damage == "cut" else bytes(len(whole)))
-    with pytest.raises(kind, match=rf"mixed-00000\.arrow {message}"):
+    with pytest.raises(ManifestError, match=rf"mixed-00000\.arrow {message}"):
         Shards.open(folder)
 
 
