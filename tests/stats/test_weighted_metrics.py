@@ -210,25 +210,6 @@ def test_pairs_are_sorted_as_tuples_are(pairs: list[tuple[int, int]]) -> None:
     np.testing.assert_array_equal(pairs_N2, wanted)
 
 
-@pytest.mark.parametrize("shape", ["random", "ascending", "descending", "equal", "few", "organ pipes", "low"])
-def test_long_arrays_of_any_shape_are_sorted(shape: str, rng: np.random.Generator) -> None:
-    number_N = np.arange(5000, dtype=np.uint64)
-    high_N = {
-        "random": rng.integers(0, 2**64, 5000, np.uint64),
-        "ascending": number_N,
-        "descending": number_N[::-1],
-        "equal": number_N * np.uint64(0),
-        "few": number_N % np.uint64(3),
-        "organ pipes": np.minimum(number_N, number_N[::-1]),
-        "low": number_N // np.uint64(2500),
-    }[shape]
-    low_N = rng.integers(0, 2**64, 5000, np.uint64) if shape in ("random", "low") else high_N
-    pairs_N2 = np.stack([high_N, low_N], axis=1)
-    wanted = sorted_pairs(pairs_N2)
-    sort_pairs(pairs_N2)
-    np.testing.assert_array_equal(pairs_N2, wanted)
-
-
 def test_a_mapped_file_is_sorted_in_place(rng: np.random.Generator, tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "words", np.uint64, "w+", shape=(400,))
     mapped[:] = rng.integers(0, 9, 400, np.uint64)
