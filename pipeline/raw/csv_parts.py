@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ from .part import (
     shown_bytes,
 )
 from .raw_file import RawFile
-from .tabular import NO_CONSTANTS, constants_of, find_fields, repeated
+from .tabular import constants_of, find_fields, repeated
 from .text_fields import Spans
 from .text_parts import TextPart, TextParts
 
@@ -359,38 +359,6 @@ _HEADER_BYTES = 1 << 16
 """Bytes that are read first to find the header."""
 
 
-def rows_of_records(
-    block: Block,
-    records: Records,
-    schema: Schema,
-    fields: Sequence[str],
-    *,
-    has_label: bool,
-    constants: Mapping[str, str] = NO_CONSTANTS,
-) -> Rows:
-    """Return the rows of the records of a block, in the memory of the block.
-
-    Args:
-        block: the text that was split.
-        records: the columns that are read, in the schema's order.
-        fields: names of all fields of a record.
-        constants: columns that the records lack, and the text that stands for each row.
-    """
-    in_lines = [name for name in schema.columns(has_label=has_label) if name not in constants]
-    places = zip(in_lines, records.starts, records.stops, strict=True)
-    cells = {name: Spans(block.text, starts, stops) for name, starts, stops in places}
-    cells |= repeated(constants, records.num_fields.shape[0])
-
-    def why_bad(row: int) -> str:
-        found = records.num_fields[row]
-        between = "tabs" if schema.separator == "\t" else repr(schema.separator)
-        return f": found {found} field{'s' if found != 1 else ''}, want {len(fields)} between {between}"
-
-    # A record with another number of fields is bad whatever its values are.
-    is_bad = records.num_fields != len(fields)
-    return Rows(cells, is_bad, block.num_bytes, records.lines, why_bad)
-
-
 def quote_fault(
     text: NDArray[np.uint8], num_bytes: int, records: Records, fields: Sequence[str], schema: Schema
 ) -> Fault:
@@ -523,11 +491,11 @@ class CsvParts(TextParts):
         self.min_line_bytes = 0 if self.is_hashed_whole else max(1, len(self.fields))
         wanted = schema.columns(has_label=has_label) if names is None else names
         self._constants = constants_of(file, wanted, self.fields) if names is None else {}
-        wanted = [name for name in wanted if name not in self._constants]
-        self._columns = np.arange(len(wanted))  # of a text without a header, which has no rows
+        self._wanted = [name for name in wanted if name not in self._constants]
+        self._columns = np.arange(len(self._wanted))  # of a text without a header, which has no rows
         if self.fields:
             self._columns = np.full(len(self.fields), -1, np.int64)
-            self._columns[find_fields(wanted, self.fields, file)] = np.arange(len(wanted))
+            self._columns[find_fields(self._wanted, self.fields, file)] = np.arange(len(self._wanted))
 
     def blocks(self) -> Iterator[tuple[PlainBlock | Block, int]]:
         """Yield each block, with the lines after it that its last record goes on in.
@@ -619,11 +587,22 @@ class CsvParts(TextParts):
     def rows_of(self, block: Block, context: int | None) -> Rows:
         """Return the records of a block before their values are read, in the memory of the thread."""
         found = self.split(block, context or 0)
-        names: dict[str, Any] = {"has_label": self.has_label, "constants": self._constants}
-        rows = rows_of_records(block, found, self.schema, self.fields, **names)
-        if found.status == WHOLE:
-            return rows
-        return replace(rows, wrong=quote_fault(block.text, block.num_bytes, found, self.fields, self.schema))
+        places = zip(self._wanted, found.starts, found.stops, strict=True)
+        cells = {name: Spans(block.text, starts, stops) for name, starts, stops in places}
+        cells |= repeated(self._constants, found.num_fields.shape[0])
+
+        def why_bad(row: int) -> str:
+            num_found = found.num_fields[row]
+            between = "tabs" if self.schema.separator == "\t" else repr(self.schema.separator)
+            fields = f"{num_found} field{'s' if num_found != 1 else ''}"
+            return f": found {fields}, want {len(self.fields)} between {between}"
+
+        wrong = None
+        if found.status != WHOLE:
+            wrong = quote_fault(block.text, block.num_bytes, found, self.fields, self.schema)
+        # A record with another number of fields is bad whatever its values are.
+        is_bad = found.num_fields != len(self.fields)
+        return Rows(cells, is_bad, block.num_bytes, found.lines, why_bad, wrong)
 
     def header_bytes(self, block: Block) -> int:
         """Return how many bytes of a block are above the first row."""

@@ -33,13 +33,13 @@ from ..folders.totals import ColumnsFacts
 from ..schema.schema import SAMPLE_TIME, Schema, refuse_twice, zone_named
 from ..schema.schema_file import KNOWN_LOGS, KnownLog, schema_named
 from .log_files import BLOCK_OVER_GROUP, mark_of
-from .part import UTF_16_MARKS, Block, Part, RawParts, Rows, UnreadPart, iterate_blocks
+from .part import UTF_16_MARKS, Part, RawParts, Rows, UnreadPart, iterate_blocks
 from .raw_file import RawFile
 from .text_fields import Spans, array_of
 from .text_parts import CriteoParts, TextParts
 
 if TYPE_CHECKING:  # what reads Criteo's lines imports no other reader
-    from .csv_parts import CsvParts, Header
+    from .csv_parts import CsvParts
 
 _START_BYTES = 4096
 """Bytes of a file that are read to detect its format."""
@@ -359,20 +359,20 @@ def recognise(file: RawFile) -> Recognised | None:
         return None
     lines = [line.decode("utf-8", "replace") for line in block.lines.tobytes().splitlines()[:_KNOWN_LINES]]
     plain = Schema((), (), format="csv")
-    headers: dict[str, Header] = {}
+    headers: dict[str, Sequence[str]] = {}
     for mark in SEPARATORS:
         with suppress(InputError):  # a quote is wrong
-            headers[mark] = read_header(file, replace(plain, separator=mark))
+            headers[mark] = read_header(file, replace(plain, separator=mark)).fields
     for name in KNOWN_LOGS:
         known, schema = KnownLog.read(name), schema_named(name)
         if known.line and all(map(known.is_line, lines)):
             return Recognised(name, schema, True)
-        for (separator, header), has_label in product(headers.items(), (True, False)):
-            names = known.names_of(header.fields, schema.columns(has_label=has_label))
+        for (separator, fields), has_label in product(headers.items(), (True, False)):
+            names = known.names_of(fields, schema.columns(has_label=has_label))
             if names is None:
                 continue
             found = _as_in_file(schema, names, separator)
-            if _reads(block, found, header, has_label=has_label):
+            if _reads(file, found, has_label=has_label):
                 return Recognised(name, found, has_label)
     return None
 
@@ -385,23 +385,17 @@ def _as_in_file(schema: Schema, names: Mapping[str, str], separator: str) -> Sch
     return replace(schema, separator=separator, label=label, renamed=renamed)
 
 
-def _reads(block: Block, schema: Schema, header: Header, *, has_label: bool) -> bool:
-    """Return whether a schema reads every line of a block that begins with a header."""
-    from .csv_parts import dialect_of, find_records, rows_of_records
-    from .tabular import parse_rows
+def _reads(file: RawFile, schema: Schema, *, has_label: bool) -> bool:
+    """Return whether a schema reads every line at the beginning of a file."""
+    from .csv_parts import CsvParts
 
-    fields = header.fields
-    wanted = schema.columns(has_label=has_label)
-    columns = np.array([wanted.index(name) if name in wanted else -1 for name in fields], np.int64)
-    # Splitting a line changes it where a field holds a doubled quote.
-    text = block.text.copy()
-    first = header.num_bytes
-    records = find_records(text, first, block.num_bytes, dialect_of(schema), columns)
-    rows = rows_of_records(replace(block, text=text), records, schema, fields, has_label=has_label)
-    part = parse_rows(rows, schema, has_label=has_label)
+    parts = CsvParts(file, 0, schema, block_bytes=_KNOWN_BYTES, has_label=has_label)
+    part = next(parts.iterate({})).read()
+    if part is None or part.fault is not None or not part.num_samples:
+        return False
     # One element in each row is how any log of users and items looks: only longer ones are histories.
     lists = [part.columns[name] for name, _ in schema.lists]
-    return part.fault is None and part.num_samples > 0 and all(len(one.values) > len(one) for one in lists)
+    return all(len(one.values) > len(one) for one in lists)
 
 
 def kept_columns(
