@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from .config_parts import require_share
 from .data.batch import Batch, EmbeddingTable, LookupsOfBatch, MicroBatches, with_histories
 from .data.shard_file import HAS_GROUP
 from .data.shards import EvaluationPart, Part, Shards
-from .metrics import CLICKS, Answers, Meter, Quality, RunQuality, ScoreCounter
+from .metrics import CLICKS, Answers, Meter, Quality, RunQuality, SampleScores
 from .model.dense_step import DenseStep, build_dense_step
 from .model.dlrm import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
@@ -49,9 +49,6 @@ from .run_folder.weights import (
     refuse_other_weights,
 )
 from .threads import WorkThreads
-
-if TYPE_CHECKING:
-    from .sample_scores import SampleScores
 
 
 class Predictor:
@@ -126,7 +123,8 @@ class Predictor:
         total = EvaluationPart(self._shards, part).num_samples
         left = total if max_samples is None else min(max_samples, total)
         num_samples = 0
-        counter = self._new_counter(left)
+        columns = {WEIGHT, GROUP} & {*self._shards.sample_columns}
+        counter = SampleScores(left, self._answers, columns, self._negative_rate, self._folder)
         with closing(self.logits(part)) as batches:
             while left > num_samples:
                 for found in self._of_all_ranks(*next(batches)):
@@ -135,10 +133,7 @@ class Predictor:
                         break
                     counted = {name: values[: left - num_samples] for name, values in found.items()}
                     logit_B, label_BL, is_hot_B, has_oov_B = (counted.pop(name) for name in _SCORED)
-                    if isinstance(counter, ScoreCounter):
-                        counter.add(logit_B, label_BL[:, 0], is_hot_B, has_oov_B)
-                    else:
-                        counter.add(logit_B, label_BL, is_hot_B, has_oov_B, counted)
+                    counter.add(logit_B, label_BL, is_hot_B, has_oov_B, counted)
                     num_samples += logit_B.shape[0]
                     if progress is not None:
                         progress(num_samples, total)
@@ -161,16 +156,6 @@ class Predictor:
             rows_B[name][: batch.num_samples] = values
         for sent in self._ranks.gather(torch.from_numpy(rows_B.view(np.uint8))):
             yield {name: np.ascontiguousarray(sent.numpy().view(row)[name]) for name in own}
-
-    def _new_counter(self, num_samples: int) -> ScoreCounter | SampleScores:
-        """Return what adds up scores: of clicks alone where the log says no more of its samples."""
-        columns = {WEIGHT, GROUP} & {*self._shards.sample_columns}
-        is_plain = self._answers == CLICKS and not self._shards.num_unlabeled
-        if is_plain and not columns and self._negative_rate is None:
-            return ScoreCounter(num_samples, self._folder)
-        from .sample_scores import SampleScores
-
-        return SampleScores(num_samples, self._answers, columns, self._negative_rate, self._folder)
 
     def score_run(self, *, progress: Callable[[int, int], None] | None = None) -> RunQuality:
         """Score both parts; raises what `score` raises."""

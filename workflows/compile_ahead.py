@@ -91,7 +91,9 @@ class _Work:
 
 _WORK = {
     "row transfers": _Work(_plan, 16, ("stats.lookahead.kernel.plan_steps",)),
-    "training steps": _Work(_train, 13, ("train.model.kernels.add_bias_relu", "stats.metrics.count_sorted")),
+    "training steps": _Work(
+        _train, 15, ("train.model.kernels.add_bias_relu", "stats.metrics.count_weighted")
+    ),
     "preprocessing": _Work(
         _preprocess, 10, ("pipeline.raw.criteo_kernel.parse_lines", "stats.shuffle.gather_rows")
     ),

@@ -17,8 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import MissingExtraError
-from hotset.train.metrics import CLICKS
-from hotset.train.sample_scores import SampleScores
+from hotset.train.metrics import CLICKS, SampleScores
 from hotset.workflows.bench.harness import Facts, Options, main, new_parser, tell
 
 PARSER = new_parser(__spec__, __doc__)

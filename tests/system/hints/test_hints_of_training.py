@@ -44,7 +44,7 @@ from hotset.train.data import shards as shards_module
 from hotset.train.data.batch import MicroBatches, RecordedOrder, ResumedOrder, SeededOrder
 from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.shards import Shards, with_hot_bytes
-from hotset.train.metrics import ScoreCounter, words_for
+from hotset.train.metrics import CLICKS, SampleScores, words_for
 from hotset.train.model.gradients import choose_dense_dtype
 from hotset.train.own_loop.lookups import SharedBatches
 from hotset.train.placements.spill_plan import BlockFile, mapped_zeros
@@ -344,8 +344,8 @@ def test_a_run_that_diverged_goes_on_from_its_checkpoint(shell: Shell) -> None:
 @follows("train/metrics.py::refuse_not_a_number")
 def test_diverged_weights_ask_for_lower_rates(shell: Shell) -> None:
     none = np.zeros(1, np.bool_)
-    label = np.zeros(1, np.float32)
-    hint = hint_of(lambda: ScoreCounter(1).add(np.full(1, np.nan, np.float32), label, none, none))
+    answer = np.full((1, 1), np.nan, np.float32)
+    hint = hint_of(lambda: SampleScores(1, CLICKS, ()).add(answer, answer, none, none, {}))
     assert hint == "train again with lower --embedding-lr or --dense-lr"
     shell.works(*TRAIN, "other", "--embedding-lr", "0.01", "--dense-lr", "0.001")
 
@@ -353,10 +353,10 @@ def test_diverged_weights_ask_for_lower_rates(shell: Shell) -> None:
 @follows("train/metrics.py::words_for")
 def test_scores_want_room_on_the_disk(shell: Shell, tmp_path: Path) -> None:
     folder = tmp_path / "full"
-    hint = hint_of(lambda: words_for(5_000_000, folder))
+    hint = hint_of(lambda: words_for(5_000_000, folder, 1))
     assert hint == "free 8 bytes of disk space there for each sample that is evaluated"
     folder.mkdir()
-    assert words_for(5_000_000, folder).size == 5_000_000
+    assert words_for(5_000_000, folder, 1).size == 5_000_000
 
 
 @follows("train/checkpoints/best_weights.py::BestWeights._is_whole")
