@@ -44,12 +44,12 @@ from .ranks.exchange import HeldRows, Node, choose_owners
 from .ranks.messages import CodedExchange, GroupErrors, Kind
 from .ranks.ranks import (
     Ranks,
+    arrays_to_first,
     check_equal_settings,
     first_says,
     gather_numbers,
     measure_link,
     raise_on_any_rank,
-    sent_to_first,
     slowest,
     wait_for_first,
 )
@@ -254,8 +254,10 @@ class SavedErrors:
         for number, group in enumerate(self._groups):
             # An error of -0 is one, too: only rows whose bits are all zeros are left out.
             used = np.flatnonzero(group.errors_HD.view(np.uint32).any(axis=1))
-            self._bring(f"width {number} rows", torch.from_numpy(used))
-            self._bring(f"width {number} errors", torch.from_numpy(group.errors_HD[used]))
+            found = arrays_to_first(self._ranks, [used, group.errors_HD[used]])
+            for place, name in enumerate(("rows", "errors")):
+                for rank, arrays in enumerate(found):
+                    self._state[f"rank {rank} width {number} {name}"] = torch.from_numpy(arrays[place])
 
     def state(self) -> Mapping[str, Any]:
         """Return what `restore` takes."""
@@ -276,19 +278,8 @@ class SavedErrors:
             group.errors_HD[:] = 0
             group.errors_HD[rows.numpy()] = errors.numpy()
 
-    def _bring(self, name: str, own: torch.Tensor) -> None:
-        ranks = self._ranks
-        row_bytes = own.element_size() * (own.shape[1] if own.dim() > 1 else 1)
-        counts = gather_numbers(ranks, own.shape[0])
-        data = own.contiguous().reshape(-1).view(torch.uint8)
-        received = sent_to_first(ranks, data, [row_bytes * count for count in counts])
-        for rank, part in enumerate(received):
-            found = part.clone().view(own.dtype).reshape(-1, *own.shape[1:]) if rank else own.clone()
-            self._state[f"rank {rank} {name}"] = found
-
 
 _PART_BYTES = 16 * MIB
-_NAME_BYTES = 4
 _WHOLE, _LOST, _NOT_FINITE = range(3)
 
 
@@ -383,34 +374,12 @@ def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
 
     copy = RowsCopy(embeddings, _PART_BYTES, trainer.threads, put)
     copy.begin()
-    widths = [(group.embedding_dim, group.fast.state_SW.shape[1]) for group in embeddings.groups]
-    # One part of each rank at a time, until none has any; its size is said first.
+    # One part of each rank at a time, until none has any.
     while True:
         while not copied and copy.is_under_way:
             copy.copy_part()
         own = copied.popleft() if copied else None
-        number = [dim for dim, _ in widths].index(own.weights_ND.shape[1]) if own else 0
-        found = ranks.gather(
-            torch.tensor([own.ids_N.size if own else 0, number], dtype=torch.int64, device="cpu")
-        )
-        sizes = [(int(count), widths[int(width)]) for count, width in found]
-        if not any(count for count, _ in sizes):
+        if not any(gather_numbers(ranks, own is not None)):
             return
-        num_bytes = [count * (2 * _NAME_BYTES + 4 * sum(width)) for count, width in sizes]
-        packed = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in own.arrays] if own else []
-        data = torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *packed]))
-        received = zip(sent_to_first(ranks, data, num_bytes), sizes, strict=False)
-        parts = [own] if ranks.rank == 0 and own is not None else []
-        yield parts + [_unpacked(part, *size) for part, size in received if part.numel()]
-
-
-def _unpacked(data: torch.Tensor, count: int, width: tuple[int, int]) -> RowsPart:
-    # Tables, ids, weights and states, in the order in which they were packed.
-    words = data.numpy().view(np.int32)
-    dim, state = width
-    ends = np.cumsum([count, count, count * dim, count * state])
-    tables_N, ids_N, weights, states = np.split(words, ends[:-1])
-    floats = np.float32
-    return RowsPart(
-        tables_N, ids_N, weights.view(floats).reshape(count, dim), states.view(floats).reshape(count, state)
-    )
+        found = arrays_to_first(ranks, [] if own is None else own.arrays)
+        yield [RowsPart(*arrays) for arrays in found if arrays]

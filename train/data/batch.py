@@ -132,6 +132,17 @@ class LookupsOfBatch:
         bags = tuple(bags.cut(first, stop) for bags in self.bags)
         return LookupsOfBatch(self.ids_BF[first:stop], bags, self.is_hot_only)
 
+    def arrays(self) -> list[NDArray[Any]]:
+        """Return all of it as arrays, for `of`."""
+        bags = [array for each in self.bags for array in (each.offsets_B1, each.ids_N)]
+        return [self.ids_BF, np.array([self.is_hot_only]), *bags]
+
+    @classmethod
+    def of(cls, arrays: Sequence[NDArray[Any]]) -> LookupsOfBatch:
+        """Return what such arrays hold."""
+        ids_BF, is_hot_only, *bags = arrays
+        return cls(ids_BF, tuple(map(FeatureBags, bags[::2], bags[1::2])), bool(is_hot_only[0]))
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -27,7 +27,7 @@ from ...pipeline.folders.totals import by_feature
 from ...stats.batch_rows import first_stray_lookup
 from ..config import TrainConfig
 from ..config_parts import is_launched
-from ..data.batch import Batch, EmbeddingTable, FeatureBags, join
+from ..data.batch import Batch, EmbeddingTable, FeatureBags, LookupsOfBatch, join
 from ..data.dataset import offsets_name
 from ..data.shards import Shards
 from ..ranks.ranks import OneRank, Ranks, TorchRanks, check_equal_settings, gather_arrays
@@ -224,28 +224,16 @@ class SharedBatches:
 
 def gather_batches(ranks: Ranks, own: Batch | None) -> list[Batch | None]:
     """Return the lookups of each rank's batch, in the order of ranks; None where it has none."""
-    if own is None:
-        return [_batch_of(each) for each in gather_arrays(ranks, [])]
-    head = np.array([*own.ids_BF.shape, own.is_hot_only], np.int64)
-    bags = [array for each in own.bags for array in (each.offsets_B1, each.ids_N)]
-    return [_batch_of(each) for each in gather_arrays(ranks, [head, own.ids_BF, *bags])]
+    arrays = [] if own is None else LookupsOfBatch(own.ids_BF, own.bags, own.is_hot_only).arrays()
+    return [_batch_of(each) for each in gather_arrays(ranks, arrays)]
 
 
-def _batch_of(found: Sequence[NDArray[np.uint8]]) -> Batch | None:
-    if not found:
+def _batch_of(arrays: Sequence[NDArray[Any]]) -> Batch | None:
+    if not arrays:
         return None
-    num_samples, num_one_hot, is_hot_only = found[0].view(np.int64).tolist()
-    ids_N, *bags = (each.view(np.int32) for each in found[1:])
-    lists = zip(bags[::2], bags[1::2], strict=True)
+    lookups = LookupsOfBatch.of(arrays)
     no_values = torch.empty(0, dtype=torch.float32, device="cpu")
-    return Batch(
-        no_values,
-        no_values,
-        ids_N.reshape(num_samples, num_one_hot),
-        None,
-        bool(is_hot_only),
-        tuple(FeatureBags(offsets_B1, bag_ids_N) for offsets_B1, bag_ids_N in lists),
-    )
+    return Batch(no_values, no_values, lookups.ids_BF, None, lookups.is_hot_only, lookups.bags)
 
 
 def gather_gradients(
@@ -258,10 +246,5 @@ def gather_gradients(
         grads: (B, F, d) of each table group.
         is_given_BF: which samples have a gradient, by feature.
     """
-    found = gather_arrays(ranks, [*grads, is_given_BF])
-    whole = [
-        np.concatenate([each[group].view(np.float32).reshape(-1, *own.shape[1:]) for each in found])
-        for group, own in enumerate(grads)
-    ]
-    flags = [each[-1].view(np.bool_).reshape(-1, is_given_BF.shape[1]) for each in found]
-    return whole, np.concatenate(flags)
+    *whole, flags = zip(*gather_arrays(ranks, [*grads, is_given_BF]), strict=True)
+    return [np.concatenate(each) for each in whole], np.concatenate(flags)

@@ -34,7 +34,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +57,6 @@ from ..data.batch import (
     Batch,
     BatchIds,
     EmbeddingTable,
-    FeatureBags,
     IdReader,
     LookupsOfBatch,
     MicroBatches,
@@ -67,7 +65,7 @@ from ..data.batch import (
 from ..data.shards import Shards
 from ..rows.tiers import HeldIds
 from .messages import Crossing
-from .ranks import RankError, Ranks, gather_numbers, raise_on_any_rank, wait_for_all
+from .ranks import RankError, Ranks, gather_numbers, packed, raise_on_any_rank, unpacked, wait_for_all
 
 _MOST_ROWS = 2**31 - 1
 """Keys are int32."""
@@ -465,43 +463,22 @@ class NodeLookups:
         if not end or int(self._written[0]) - (end - num_bytes) > self._ring.size:
             return None
         stop = (end - 1) % self._ring.size + 1
-        return _unpacked(self._ring[stop - num_bytes : stop].copy())
+        return LookupsOfBatch.of(unpacked(self._ring[stop - num_bytes : stop]))
 
     def _keep(self, number: int, lookups: LookupsOfBatch) -> None:
         """Write the lookups of a batch to the ring, over the oldest ones."""
-        packed = _packed(lookups)
+        message = packed(lookups.arrays())
         size = self._ring.size
-        if packed.size > size:
+        if message.size > size:
             return
         start = int(self._written[0])
         # In one piece: what is left at the end of a lap stays unused.
-        if start % size + packed.size > size:
+        if start % size + message.size > size:
             start += size - start % size
         # What is overwritten counts as gone before it is: a rank may be killed at any of these lines.
-        self._written[0] = start + packed.size
-        self._ring[start % size :][: packed.size] = packed
-        self._entries[number] = (start + packed.size, packed.size)
-
-
-def _packed(lookups: LookupsOfBatch) -> NDArray[np.uint8]:
-    """Return lookups as numbers of 32 bits: sizes of the parts first."""
-    parts = [np.ascontiguousarray(lookups.ids_BF).reshape(-1)]
-    parts += [part for bags in lookups.bags for part in (bags.offsets_B1, bags.ids_N)]
-    shape = (*lookups.ids_BF.shape, int(lookups.is_hot_only), *(part.size for part in parts[1:]))
-    head = np.array([len(shape), *shape], np.int32)
-    packed: NDArray[np.uint8] = np.concatenate([head, *parts]).view(np.uint8)
-    return packed
-
-
-def _unpacked(packed: NDArray[np.uint8]) -> LookupsOfBatch:
-    """Return lookups whose arrays are in ``packed``."""
-    numbers = packed.view(np.int32)
-    num_sizes = int(numbers[0])
-    num_samples, num_ids, is_hot_only, *sizes = numbers[1 : 1 + num_sizes].tolist()
-    bounds = np.cumsum([1 + num_sizes, num_samples * num_ids, *sizes]).tolist()
-    ids, *parts = (numbers[start:stop] for start, stop in pairwise(bounds))
-    bags = tuple(map(FeatureBags, parts[::2], parts[1::2]))
-    return LookupsOfBatch(ids.reshape(num_samples, num_ids), bags, bool(is_hot_only))
+        self._written[0] = start + message.size
+        self._ring[start % size :][: message.size] = message
+        self._entries[number] = (start + message.size, message.size)
 
 
 class OwnBatches:

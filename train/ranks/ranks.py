@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import json
+import math
 import os
 import re
 import statistics
@@ -24,7 +26,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -123,23 +124,32 @@ def gather_numbers(ranks: Ranks, own: int) -> list[int]:
     return [int(each) for each in ranks.gather(torch.tensor([own], dtype=torch.int64, device="cpu"))]
 
 
-def gather_arrays(ranks: Ranks, arrays: Sequence[NDArray[Any]]) -> list[list[NDArray[np.uint8]]]:
-    """Return the bytes of the arrays of every rank, which may be others on each; every rank calls this."""
-    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-    sizes = np.array([len(parts), *(part.size for part in parts)], np.int64)
-    own = torch.from_numpy(np.concatenate([sizes.view(np.uint8), *parts]))
+def gather_arrays(ranks: Ranks, arrays: Sequence[NDArray[Any]]) -> list[list[NDArray[Any]]]:
+    """Return the arrays of every rank, which may be others on each; every rank calls this."""
+    own = torch.from_numpy(packed(arrays))
     # Messages have one size on all ranks, that of the largest.
-    num_bytes = torch.tensor([own.numel()], dtype=torch.int64, device="cpu")
-    padded = torch.zeros(max(map(int, ranks.gather(num_bytes))), dtype=torch.uint8, device="cpu")
+    padded = torch.zeros(max(gather_numbers(ranks, own.numel())), dtype=torch.uint8, device="cpu")
     padded[: own.numel()] = own
-    return [_parts_of(each.numpy()) for each in ranks.gather(padded)]
+    return [unpacked(each.numpy()) for each in ranks.gather(padded)]
 
 
-def _parts_of(message: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    num_parts = int(message[:8].view(np.int64)[0])
-    bounds = np.cumsum([8 * (num_parts + 1), *message[8 : 8 * (num_parts + 1)].view(np.int64)]).tolist()
-    # Copies begin where arrays of numbers may begin.
-    return [message[first:stop].copy() for first, stop in pairwise(bounds)]
+def packed(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
+    """Return the bytes of arrays, with what `unpacked` needs before them."""
+    kinds = json.dumps([(each.dtype.str, each.shape) for each in arrays]).encode()
+    parts = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays]
+    head = np.array([len(kinds)], np.int64).view(np.uint8)
+    return np.concatenate([head, np.frombuffer(kinds, np.uint8), *parts])
+
+
+def unpacked(message: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    """Return copies of the arrays that were packed; what follows them is ignored."""
+    stop = 8 + int(message[:8].view(np.int64)[0])
+    arrays = []
+    for kind, shape in json.loads(message[8:stop].tobytes()):
+        first, stop = stop, stop + np.dtype(kind).itemsize * math.prod(shape)
+        # Copies begin where arrays of numbers may begin.
+        arrays.append(message[first:stop].copy().view(kind).reshape(shape))
+    return arrays
 
 
 def gather_texts(ranks: Ranks, text: str) -> list[str]:
@@ -185,6 +195,14 @@ def sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) ->
     received = Message.unset(into)
     ranks.exchange(Message(data, out), received)()
     return [] if ranks.rank else list(received.parts())
+
+
+def arrays_to_first(ranks: Ranks, arrays: Sequence[NDArray[Any]]) -> list[list[NDArray[Any]]]:
+    """Return the arrays of every rank at rank 0, nothing elsewhere; every rank calls this."""
+    own = packed(arrays if ranks.rank else ())
+    sizes = gather_numbers(ranks, own.size)
+    received = sent_to_first(ranks, torch.from_numpy(own), sizes)
+    return [[*arrays], *(unpacked(each.numpy()) for each in received[1:])] if ranks.rank == 0 else []
 
 
 def first_says(ranks: Ranks, own: bool) -> bool:
