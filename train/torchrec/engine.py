@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -403,9 +403,6 @@ class Caches:
             _log.warning(
                 "this version of TorchRec cannot take rows back: each step fetches its own into the cache"
             )
-        # TorchRec reports each table without a cache in each step, by a function that adds a handler.
-        if self.prefetched:
-            logging.root.addFilter(lambda record: "prefetch_pipeline must be set" not in record.getMessage())
 
     def release(self) -> None:
         """Forget what was prefetched, and unlock all rows; what they are worth stays in the cache."""
@@ -416,6 +413,20 @@ class Caches:
             each.timesteps_prefetched.clear()
             each.lxu_cache_locations_list.clear()
             each.lxu_cache_locking_counter.zero_()
+
+
+@contextmanager
+def _expected_left_out() -> Iterator[None]:
+    """Leave out what TorchRec reports of each table without a cache in each step, by the root logger."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "prefetch_pipeline must be set" not in record.getMessage()
+
+    logging.root.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logging.root.removeFilter(is_other)
 
 
 def _has_cache(module: nn.Module) -> bool:
@@ -489,7 +500,8 @@ class TorchRecSteps:
                         self._caches.release()
                         self._is_paused = False
                     self._run = self._mixed_from(batch)
-                loss_sum = self._pipeline.progress(self._run)
+                with _expected_left_out():
+                    loss_sum = self._pipeline.progress(self._run)
         self._has_agreed = True
         return loss_sum
 
