@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import count, islice
@@ -161,7 +162,8 @@ class Embeddings(nn.Module):
         self._optimizer = RowsOptimizer(self.rows, self._optimizers, update, self._gradients.drop)
         self._lr: float | None = None
         self._numbers = count()
-        self._is_reading = False
+        self._loop: ExitStack | None = None
+        """What ends the loop over `read_ahead` that is under way."""
         self._is_written_back = False
         """Whether the slow tier has the newest values of staged rows too."""
 
@@ -206,22 +208,21 @@ class Embeddings(nn.Module):
 
         Batches are read and planned ahead of the loop, 64 of them or more: until the planner knows the next
         use of rows that leave the fast tier. The iterable is read in another thread. What is left of it when
-        the loop ends early is forgotten.
+        the loop ends early is forgotten. Only the newest loop goes on: it ends one before that broke off, as
+        in a notebook, and so does `load_state_dict`.
 
         Args:
             batches: as `forward` takes them: a `hotset.ShardDataset`, a loader of it, or any others.
             batches_per_step: batches whose gradients one `step` adds up, after the last of them.
 
         Raises:
-            ConfigError: another loop over `read_ahead` is not over, or gradients of the batches before have
-                got neither `step` nor `zero_grad`.
+            ConfigError: the loop goes on after another one began or rows were loaded, or gradients of the
+                batches before have got neither `step` nor `zero_grad`.
         """
         require_at_least("batches_per_step", batches_per_step, 1)
-        if self._is_reading:
-            raise ConfigError("read_ahead is under way: end that loop first")
+        self._end_loop()
         self._refuse_pending()
         self._end_step()
-        self._is_reading = True
         # Batches wait here until they run: the source reads them by number, some of them twice.
         held: dict[int, Held[Dictionary]] = {}
         shared = SharedBatches(self._ranks.ahead)
@@ -242,7 +243,14 @@ class Embeddings(nn.Module):
         # A copy of hot rows (fae) is planned with its batch, and must be made before the next one is planned.
         depth = num_steps_ahead(self._config)
         ahead = None if self._config.placement == "fae" else BackgroundIterator(steps, depth, "read ahead")
-        try:
+        # An iterator that broke off may never be closed: a notebook keeps it with the traceback.
+        with ExitStack() as loop:
+            self._loop = loop
+            loop.callback(self._finish_loop)
+            # This comes first: planning stops before the rows are written back.
+            loop.callback(shared.end)
+            if ahead is not None:
+                loop.callback(ahead.close)
             for step in ahead or steps:
                 own = held.pop(step.number)
                 self._current = current = _Current(step, own)
@@ -250,17 +258,25 @@ class Embeddings(nn.Module):
                 for part, dictionary in enumerate(own.dictionaries):
                     current.part = part
                     yield dictionary
+                    if self._loop is not loop:
+                        raise ConfigError(
+                            "this loop over read_ahead is over: rows were loaded, or another loop began",
+                            hint="evaluate on batches as they are, without read_ahead",
+                        )
                 self._refuse_pending()
                 self._end_step()
-        finally:
-            # This also runs where the loop ends early: planning stops before the rows are written back.
-            if ahead is not None:
-                ahead.close()
-            shared.end()
-            self._end_step()
-            self._bring_home()
-            self._is_reading = False
-            self._gradients.begin(None, {})
+
+    def _end_loop(self) -> None:
+        """End a loop over `read_ahead` that is under way, or broke off."""
+        if self._loop is not None:
+            self._loop.close()
+
+    def _finish_loop(self) -> None:
+        """Write the rows of a loop back, once it reads nothing ahead any more."""
+        self._end_step()
+        self._bring_home()
+        self._loop = None
+        self._gradients.begin(None, {})
 
     def forward(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the embeddings of a batch, (B, embedding_dim) of each feature by its name.
@@ -343,7 +359,7 @@ class Embeddings(nn.Module):
         self._gradients.finish()
         current.is_done = True
         self._is_written_back = False
-        if not self._is_reading:
+        if self._loop is None:
             self._end_step()
 
     def _check_step(self) -> None:
@@ -355,14 +371,20 @@ class Embeddings(nn.Module):
                 if current is None or not current.leaves
                 else "step() comes after backward(): the embeddings have no gradient"
             )
-        if self._is_reading and current is not None and current.part + 1 < len(current.held.dictionaries):
+        if (
+            self._loop is not None
+            and current is not None
+            and current.part + 1 < len(current.held.dictionaries)
+        ):
             raise ConfigError("step() comes after the last of the batches_per_step batches")
 
     def _current_of_step(self) -> _Current:
         """Return the step of all batches with gradients, whose rows are loaded."""
         current, lookups = self._current, self._gradients.lookups
         is_alone = self._ranks.num_ranks == 1 and len(lookups) == 1
-        if current is not None and (self._is_reading or (is_alone and current.lookups.get(0) is lookups[0])):
+        if current is not None and (
+            self._loop is not None or (is_alone and current.lookups.get(0) is lookups[0])
+        ):
             return current
         # Rows of earlier batches are back in the slow tier: all batches together are a new one.
         assert self._gradients.whole is not None
@@ -390,7 +412,7 @@ class Embeddings(nn.Module):
     def _current_of(self, batch: Mapping[str, Any]) -> _Current:
         """Return the step of a batch, read ahead or new."""
         current = self._current
-        if self._is_reading:
+        if self._loop is not None:
             if current is None or current.is_done:
                 raise ConfigError("a batch of read_ahead is trained on once: take the next one")
             # The dictionary may be a copy: the same lookups make it the same batch.
@@ -398,7 +420,10 @@ class Embeddings(nn.Module):
             if batch is not own.dictionaries[current.part] and not is_same(
                 read_lookups(self._tables, batch), own.batches[current.part]
             ):
-                raise ConfigError("the batch is not the one that read_ahead handed out last")
+                raise ConfigError(
+                    "the batch is not the one that read_ahead handed out last",
+                    hint="the loop is under way, or broke off: a new one over read_ahead ends it",
+                )
             return current
         if current is not None and batch is current.held.dictionaries[0]:
             return current
@@ -433,7 +458,7 @@ class Embeddings(nn.Module):
             if not current.embeddings:
                 self._load(current.step)
             self._rows.mark_updated(current.step)
-        if self._is_reading:
+        if self._loop is not None:
             for lookup in current.lookups.values():
                 lookup.is_over = True
         else:
@@ -511,9 +536,6 @@ class Embeddings(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Set all rows from a torch state dictionary, collecting its errors."""
-        if self._is_reading:
-            raise ConfigError("read_ahead is under way: load rows before that loop or after it")
-        self._end_step()
         # Names and shapes are compared first: a refusal leaves every row as it was.
         places = [
             (group, position, self._tables[number], self._state_width(self._tables[number]))
@@ -536,6 +558,8 @@ class Embeddings(nn.Module):
         # All rows or none: half of a table would be of no run.
         if missing_keys or error_msgs:
             return
+        self._end_loop()
+        self._end_step()
         for group, position, table, width in places:
             weights_ND = _floats(state_dict[f"{prefix}{table.name}{_WEIGHT}"])
             state_NW = np.zeros((table.num_rows, group.slow.state_SW.shape[1]), np.float32)

@@ -589,6 +589,23 @@ def test_a_loop_of_ones_own_adds_gradients_of_several_batches(tmp_path: Path) ->
         embeddings.step()
 
 
+@follows("train/own_loop/embedding_module.py::Embeddings.read_ahead Embeddings._current_of")
+def test_a_loop_of_ones_own_that_broke_off_is_ended_by_the_next(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    batches = list(ShardDataset(folder))[:4]
+    embeddings = hotset.nn.Embeddings(folder, placement="hybrid")
+    kept = embeddings.read_ahead(batches)
+    next(kept)
+    assert "a new one over read_ahead ends it" in hint_of(lambda: embeddings(batches[2]))
+    for batch in embeddings.read_ahead(batches):
+        embeddings(batch)
+    hint = hint_of(lambda: next(kept))
+    assert hint == "evaluate on batches as they are, without read_ahead"
+    embeddings.eval()
+    for batch in batches:
+        embeddings(batch)
+
+
 @follows("train/data/batch.py::MicroBatches.__post_init__")
 def test_a_batch_has_a_sample_for_each_share() -> None:
     hint = hint_of(lambda: MicroBatches(3, 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -243,6 +243,32 @@ def test_a_loop_may_end_after_any_batch(
     assert_equal(loop.state(), wanted)
 
 
+def _load_rows(loop: Loop, batches: Sequence[dict[str, Any]]) -> None:
+    loop.emb.load_state_dict(loop.emb.state_dict())
+
+
+def _read_again(loop: Loop, batches: Sequence[dict[str, Any]]) -> None:
+    assert len(list(loop.emb.read_ahead(batches))) == len(batches)
+
+
+@pytest.mark.parametrize("settings", PLACEMENTS[:4] + PLACEMENTS[-1:])
+@pytest.mark.parametrize("ends", [_load_rows, _read_again])
+def test_a_loop_that_broke_off_and_is_kept_is_ended_by_the_next(
+    folder: Path, wanted: dict[str, Any], settings: dict[str, Any], ends: Callable[..., None]
+) -> None:
+    """A notebook keeps the traceback of a cell that was interrupted, and so its iterator."""
+    loop = Loop(folder, **settings)
+    batches = [batch for epoch in range(2) for batch in batches_of(folder, epoch)]
+    kept = loop.emb.read_ahead(batches)
+    for position in range(len(batches)):
+        loop.train(next(kept))
+        ends(loop, batches)
+        with pytest.raises(ConfigError, match="this loop over read_ahead is over"):
+            next(kept)
+        kept = loop.emb.read_ahead(batches[position + 1 :])
+    assert_equal(loop.state(), wanted)
+
+
 def test_embeddings_are_sums_of_rows_and_the_callers_to_keep(folder: Path) -> None:
     loop = Loop(folder, placement="lookahead", staging_bytes=1000)
     dataset = list(ShardDataset(folder))
@@ -276,8 +302,6 @@ def test_what_cannot_be_done_is_refused_in_one_line(folder: Path) -> None:
     refuse(
         [
             ("comes after backward", emb.step),
-            ("read_ahead is under way: end", lambda: next(iter(emb.read_ahead(batches)))),
-            ("read_ahead is under way: load", lambda: emb.load_state_dict(emb.state_dict())),
             ("is not the one that read_ahead", lambda: emb(batches[5])),
         ]
     )
