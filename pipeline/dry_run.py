@@ -579,6 +579,21 @@ def _refusal(
     return _refusal_of(states)
 
 
+def check_stages(
+    raw: Sequence[Path],
+    config: PreprocessConfig,
+    out: Path,
+    *,
+    redo: str,
+    extend: bool = False,
+    like: Path | None = None,
+) -> None:
+    """Raise what a run would be refused with that removes the stage ``redo`` and all later ones first."""
+    stages = stages_of(raw, resolved(config), like)
+    if (refusal := _refusal_of(stage_states(out, stages, redo=redo, extend=extend))) is not None:
+        raise refusal
+
+
 def _refusal_of(states: Sequence[StagePlan]) -> HotsetError | None:
     refused = next((state for state in states if state.state == REFUSED), None)
     return None if refused is None else HotsetError(refused.why, hint=refused.hint)

@@ -214,8 +214,11 @@ class PreprocessCommand(Command, PreprocessConfig):
         ):
             # Nothing is deleted before all options are known to be valid.
             if self.redo:
+                from ...pipeline.dry_run import check_stages
+
                 ways: dict[str, Any] = {"extend": self.extend, "redo": self.redo, "like": self.like}
                 check_resources(self.raw, self, self.out, resources, **ways)
+                check_stages(self.raw, self, self.out, **ways)
                 _report_removed(remove_from(self.redo, self.out))
             shards = preprocess(
                 self.raw,

@@ -264,9 +264,15 @@ def test_a_refused_stage_removes_nothing(words: list[str], every_folder: Path) -
 
 def test_settings_that_preprocess_refuses_remove_nothing(log: Path, data: Path) -> None:
     before = sorted(data.rglob("*"))
-    arguments = ["preprocess", str(log), "--out", str(data), "--eval-files", "1", "--redo", "count"]
-    assert main(arguments) == 1
-    assert sorted(data.rglob("*")) == before
+    for options in (
+        ["--eval-files", "1", "--redo", "count"],
+        # Stages before the removed ones were written with other settings.
+        ["--eval-fraction", "0.3", "--redo", "split"],
+        ["--min-count", "3", "--redo", "pack"],
+        ["--redo", "packs"],
+    ):
+        assert main(["preprocess", str(log), "--out", str(data), *options]) == 1
+        assert sorted(data.rglob("*")) == before
 
 
 def test_stages_one_by_one_give_what_preprocess_gives(log: Path, data: Path, tmp_path: Path) -> None:
