@@ -18,7 +18,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
 import numba
@@ -73,23 +73,36 @@ def is_compiled(function: Callable[..., Any]) -> bool:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    """Compile lazily, for as few types as possible: planners alone take 16 s of CPU this way, else 23 s."""
-    # No C code calls a kernel by its address.
-    compiled = numba.njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
+    """Compile lazily and as little as possible: planners alone take 12 s of CPU this way, else 23 s.
+
+    What kernels call is compiled without the code that takes Python's arguments apart, which for named tuples
+    of arrays is as long as the kernel itself. A kernel that both call is compiled in both forms.
+    """
+    compiled = _dispatcher(function, is_inner=False, **options)
     # NUMBA_DISABLE_JIT leaves the function as it is.
     if compiled is function:
         return function
+    inner = cache(partial(_dispatcher, function, is_inner=True, **options))
 
     # Numba would compile a kernel once more for each constant it is called with, such as where a loop begins.
-    template_of = compiled.get_call_template
-
     def template_of_variables(types: Iterable[Any], named: dict[str, Any]) -> Any:
-        return template_of(
+        return inner().get_call_template(
             [unliteral(each) for each in types],
             {name: unliteral(each) for name, each in named.items()},
         )
 
+    # Numba calls both when it compiles a kernel that calls this one.
     compiled.get_call_template = template_of_variables
+    compiled.get_overload = lambda signature: inner().get_overload(signature)
+    return compiled
+
+
+def _dispatcher(function: Callable[..., Any], *, is_inner: bool, **options: Any) -> Any:
+    """Return what compiles ``function`` for calls from Python, or for those from kernels."""
+    # No C code calls a kernel by its address.
+    compiled = numba.njit(nogil=True, no_cfunc_wrapper=True, no_cpython_wrapper=is_inner, **options)(function)
+    if compiled is function:
+        return function
     compile_types = compiled.compile
 
     def compile_unmeasured(types: Any) -> Any:
@@ -98,7 +111,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
 
     compiled.compile = compile_unmeasured
     try:
-        compiled._cache = _CheckedCache(function)
+        compiled._cache = _CheckedCache(function, is_inner)
     except (RuntimeError, OSError) as error:  # no folder of all that Numba tries can be written
         _faults.append(str(error).splitlines()[0])
     return compiled
@@ -111,8 +124,9 @@ class _CheckedCache(FunctionCache):  # type: ignore[misc]
     source: tuple[str, Any]
     """Name of the module, and the stamp of its file."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], is_inner: bool) -> None:
         super().__init__(function)
+        self._is_inner = is_inner
         self._function = function
         self.source = (function.__module__, self._cache_file._source_stamp)
         self._cache_file = _CheckedFile(self._cache_file, function)
@@ -126,6 +140,10 @@ class _CheckedCache(FunctionCache):  # type: ignore[misc]
             raise
         except Exception:  # a damaged index, as in `load_overload`
             return False
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        # The code for kernels must never be called from Python.
+        return (*super()._index_key(sig, codegen), self._is_inner)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the machine code for a signature, None where there is none that can be trusted."""

@@ -177,7 +177,12 @@ def test_code_of_another_signature_is_not_run(cache: Path) -> None:
     assert _hits(_run()) == 0
 
 
-def test_a_kernel_that_is_given_constants_and_variables_is_compiled_once(cache: Path) -> None:
+def test_a_kernel_is_compiled_once_for_kernels_and_once_for_python(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+    monkeypatch.setattr(module, "note_compiled_kernel", reported.append)
+
     def twice(number: Any) -> Any:
         return 2 * number
 
@@ -193,7 +198,11 @@ def test_a_kernel_that_is_given_constants_and_variables_is_compiled_once(cache: 
         return total + double(3)
 
     assert sum_of_doubles(5) == 26
-    assert double.signatures == [(numba.int64,)]
+    assert reported == ["sum_of_doubles", "twice"]
+    # A call from Python finds no code that only kernels may call, not even in the cache.
+    for form in (double, kernel(twice)):
+        assert form(3) == 6
+    assert reported == ["sum_of_doubles", "twice", "twice"]
 
 
 @pytest.mark.skipif(
