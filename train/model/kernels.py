@@ -230,44 +230,11 @@ def cross_backward(
 def logistic_loss(
     logit_T: NDArray[np.float32],
     label_T: NDArray[np.float32],
-    scale: np.float32,
-    grad_T: NDArray[np.float32],
-) -> float:
-    """Return the summed log loss of a tile and its scaled gradient.
-
-    Args:
-        logit_T: (num_samples,).
-        label_T: (num_samples,), each 0 or 1.
-        scale: one over the nominal batch size.
-        grad_T: (num_samples,), written; ``(sigmoid(z) - y) * scale``.
-
-    Returns:
-        Nats, summed serially in float64.
-    """
-    loss = 0.0
-    for sample in range(logit_T.size):
-        logit = logit_T[sample]
-        label = label_T[sample]
-        # Both forms of the sigmoid with an exponent that is not positive, so that none overflows.
-        small = np.exp(-np.abs(logit))
-        loss += max(logit, np.float32(0)) - logit * label + np.log1p(small)
-        one = np.float32(1)
-        chance = one / (one + small) if logit >= np.float32(0) else small / (one + small)
-        grad_T[sample] = (chance - label) * scale
-    return loss
-
-
-@kernel
-def weighted_logistic_loss(
-    logit_T: NDArray[np.float32],
-    label_T: NDArray[np.float32],
     weight_T: NDArray[np.float32],
     scale: np.float32,
     grad_T: NDArray[np.float32],
 ) -> float:
     """Return the weighted sum of the log loss and its scaled gradient.
-
-    With weights of 1 these are the bits of `logistic_loss`.
 
     Args:
         logit_T: (num_logits,), of samples and labels.
@@ -284,6 +251,7 @@ def weighted_logistic_loss(
         logit = logit_T[place]
         label = label_T[place]
         weight = weight_T[place]
+        # Both forms of the sigmoid with an exponent that is not positive, so that none overflows.
         small = np.exp(-np.abs(logit))
         loss += weight * (max(logit, np.float32(0)) - logit * label + np.log1p(small))
         one = np.float32(1)
@@ -498,7 +466,7 @@ class Targets:
         """
         if self.own_loss is None:
             arrays = [each.reshape(-1).numpy() for each in (logits, self.labels, self.weights, grads)]
-            loss: float = weighted_logistic_loss(*arrays[:3], np.float32(scale), arrays[3])
+            loss: float = logistic_loss(*arrays[:3], np.float32(scale), arrays[3])
             return loss
         with torch.enable_grad():
             leaf = logits.clone().requires_grad_()

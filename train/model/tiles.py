@@ -164,6 +164,7 @@ class LastLayer:
         self._bias_1 = weights.values[self._bias]
         self._logits = torch.empty(weights.most_samples, dtype=torch.float32, device="cpu")
         self._logit_grads = torch.empty(weights.most_samples, dtype=torch.float32, device="cpu").numpy()
+        self._ones = np.ones(weights.most_samples, np.float32)
         self._input_grads = Front(weights, num_inputs)
         self._inputs_TN = torch.empty(0, dtype=torch.float32, device="cpu")
 
@@ -182,7 +183,9 @@ class LastLayer:
         # The gradient of the loss is computed with the loss, in one pass over the logits.
         logit_T, grads = self._logits[:num_samples], self._logit_grads[:num_samples]
         if isinstance(target, torch.Tensor):
-            loss: float = logistic_loss(logit_T.numpy(), target.numpy(), np.float32(scale), grads)
+            loss: float = logistic_loss(
+                logit_T.numpy(), target.numpy(), self._ones[:num_samples], np.float32(scale), grads
+            )
         else:
             loss = target.write_gradients(logit_T, scale, torch.from_numpy(grads))
         if num_samples != self._input_grads.tensor.shape[0]:

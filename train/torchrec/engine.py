@@ -159,24 +159,8 @@ def build_torchrec_trainer(
     objective = build_objective(shards, config, answers, loss_source)
     chosen = config.optimizers(shards.embedding_optimizer)
     optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr)
-    codecs = codecs_of(exchange, device)
     dense = _build_layers(shards, config, answers, model_source, ranks.num_ranks).to(device)
-    (uses,) = count_uses(shards, [ranks.num_ranks])
-    rows = _divide_rows(shards, config, uses, ranks, network)
-    model = shard(
-        RankModel(HotColdEmbeddings(rows, device), dense, config, objective),
-        shards,
-        rows,
-        optimizer,
-        device,
-        uses,
-        codecs=codecs,
-        cache_bytes=config.staging_bytes,
-        is_prefetched=pipeline_class(is_prefetched=True) is not None,
-        # A user's module may leave layers out.
-        has_unused=isinstance(dense, UserModel),
-    )
-    hot = ReplicatedOptimizer(model.module.embeddings.hot, optimizer)
+    model, rows, hot = _shard_layers(shards, config, dense, objective, optimizer, ranks, exchange, network)
     embeddings = RankRows(model, rows, hot, optimizer, ranks, device)
     embeddings.initialize_rows(config.seed)
     if start is not None:
@@ -213,6 +197,37 @@ def build_torchrec_trainer(
     )
     steps.peek = lambda place: None if trainer.ahead is None else trainer.ahead.peek(place)
     return trainer
+
+
+def _shard_layers(
+    shards: Shards,
+    config: TrainConfig,
+    dense: DenseModel,
+    objective: Objective | None,
+    optimizer: RowOptimizer,
+    ranks: TorchRanks,
+    exchange: str,
+    network: Network | None,
+) -> tuple[Any, ReplicatedRows, ReplicatedOptimizer]:
+    """Return the model of TorchRec, the division of its rows, and the optimizer of the replicated ones."""
+    device = open_device(config.device)
+    codecs = codecs_of(exchange, device)
+    (uses,) = count_uses(shards, [ranks.num_ranks])
+    rows = _divide_rows(shards, config, uses, ranks, network)
+    model = shard(
+        RankModel(HotColdEmbeddings(rows, device), dense, config, objective),
+        shards,
+        rows,
+        optimizer,
+        device,
+        uses,
+        codecs=codecs,
+        cache_bytes=config.staging_bytes,
+        is_prefetched=pipeline_class(is_prefetched=True) is not None,
+        # A user's module may leave layers out.
+        has_unused=isinstance(dense, UserModel),
+    )
+    return model, rows, ReplicatedOptimizer(model.module.embeddings.hot, optimizer)
 
 
 def _is_last(config: TrainConfig, number: int) -> bool:

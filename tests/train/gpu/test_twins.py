@@ -134,9 +134,8 @@ def test_the_last_layer_passes_the_loss_and_its_gradients(
     logits = inputs @ weight[:-1] + weight[-1]
     # The loss and the gradient by the logits are those of the host.
     wanted = np.empty(num_samples, F32)
-    wanted_loss = dense_kernels.logistic_loss(
-        logits.astype(F32), labels[:num_samples].cpu().float().numpy(), F32(1 / 2048), wanted
-    )
+    label, ones = labels[:num_samples].cpu().float().numpy(), np.ones(num_samples, F32)
+    wanted_loss = dense_kernels.logistic_loss(logits.astype(F32), label, ones, F32(1 / 2048), wanted)
     np.testing.assert_allclose(loss_1.cpu().numpy(), [wanted_loss], rtol=1e-6)
     assert_near(hidden_grad[:num_samples], wanted[:, None] * weight[None, :-1], TOLERANCE[dtype] * 2)
     assert not hidden_grad[num_samples:].any()

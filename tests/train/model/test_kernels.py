@@ -71,7 +71,7 @@ def test_a_nan_stays_a_nan() -> None:
     np.testing.assert_array_equal(values_of(rounded), [[np.nan, 0, 2]])
     grad = np.empty(1, np.float32)
     one = np.ones(1, np.float32)
-    assert np.isnan(logistic_loss(np.array([np.nan], np.float32), one, np.float32(1), grad))
+    assert np.isnan(logistic_loss(np.array([np.nan], np.float32), one, one, np.float32(1), grad))
     assert np.isnan(grad[0])
 
 
@@ -131,7 +131,7 @@ def test_the_loss_is_torchs_also_where_exponents_overflow() -> None:
         )
         (wanted_grad,) = torch.autograd.grad(wanted / 64, leaf)
         grad = np.empty(7, np.float32)
-        found = logistic_loss(logit, label, np.float32(1 / 64), grad)
+        found = logistic_loss(logit, label, np.ones(7, np.float32), np.float32(1 / 64), grad)
         assert found == pytest.approx(wanted.item(), rel=1e-6)
         np.testing.assert_allclose(grad, wanted_grad.numpy(), rtol=1e-5, atol=1e-9)
 

@@ -31,7 +31,7 @@ from hotset.train.metrics import Quality
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.dense_step import GraphStep, build_dense_step
 from hotset.train.model.dlrm import DenseModel, Dlrm
-from hotset.train.model.kernels import Objective, Targets, logistic_loss
+from hotset.train.model.kernels import Objective, Targets
 from hotset.train.model.shapes import DcnShape, dlrm_shape
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.threads import WorkThreads
@@ -91,16 +91,6 @@ def test_loss_and_gradients_are_those_of_torch(
     torch.testing.assert_close(by_graph.item(), loss_sum, rtol=1e-5, atol=1e-5)
     (grad,) = torch.autograd.grad(by_graph / 64, [leaf])
     torch.testing.assert_close(grad, grads, rtol=1e-5, atol=1e-7)
-
-
-def test_weights_of_one_change_no_bit(rng: np.random.Generator) -> None:
-    logits = rng.normal(0, 3, 500).astype(np.float32)
-    labels = rng.integers(0, 2, 500).astype(np.float32)
-    wanted, found = np.empty_like(logits), np.empty_like(logits)
-    loss = logistic_loss(logits, labels, np.float32(1 / 512), wanted)
-    targets = Objective(("label",), (1.0,)).targets(batch_of(labels[:, None], np.ones(500, np.float32)))
-    assert targets.write_gradients(torch.from_numpy(logits), 1 / 512, torch.from_numpy(found)) == loss
-    assert found.tobytes() == wanted.tobytes()
 
 
 def test_a_loss_of_a_user_has_the_same_gradients(rng: np.random.Generator) -> None:
