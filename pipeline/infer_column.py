@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .errors import ConfigError
 from .raw.column_values import TICKS, Values, is_list, is_temporal, is_text, plain, read_column
-from .raw.text_fields import BAD, GOOD, MISSING, ListForm, ListSpans, Spans
+from .raw.text_fields import BAD, GOOD, MISSING, ListForm, TextLists
 from .schema.schema import PLAIN, SAMPLE_TIME, TIME_KINDS, Form, check_name, key_of, toml_of
 from .schema.schema_file import BRACKETS, entry_of
 
@@ -119,15 +119,15 @@ _TEXT_OR_TYPE = InferredTimes()
 
 def are_times(values: Any) -> bool:
     """Return whether every value is written as a time, or has a type of times."""
-    return (isinstance(values, Spans) or is_temporal(values.type)) and _TEXT_OR_TYPE.fits(values)
+    return (is_text(values.type) or is_temporal(values.type)) and _TEXT_OR_TYPE.fits(values)
 
 
 def _tries(values: Any, is_called: bool) -> Iterator[InferredTimes]:
     """Yield how times may be written: as text or types say, as recent numbers in a unit, in a format."""
-    is_text = isinstance(values, Spans)
-    if is_text or is_temporal(values.type):
+    are_texts = is_text(values.type)
+    if are_texts or is_temporal(values.type):
         yield _TEXT_OR_TYPE
-    is_whole = is_text or pa.types.is_integer(values.type)
+    is_whole = are_texts or pa.types.is_integer(values.type)
     if is_whole or pa.types.is_floating(values.type):
         # Few distinct numbers could be anything; many within our years are hardly chance.
         found = read_column(values, "float")
@@ -238,19 +238,20 @@ _SAME = str.maketrans("bBY", "mmy")
 
 def texts_of(cells: Any) -> list[str]:
     """Return the values of a column as text, nothing for missing ones."""
-    if isinstance(cells, Spans):
-        text = cells.text.tobytes()
-        ends = zip(cells.starts.tolist(), cells.stops.tolist(), strict=True)
-        return [text[start:stop].decode("utf-8", "surrogateescape") for start, stop in ends]
+    if is_text(cells.type):
+        return [text.decode("utf-8", "surrogateescape") for text in cells.to_pylist()]
     return ["" if value is None else str(value) for value in cells.to_pylist()]
 
 
-def spans_of(texts: Sequence[str]) -> Spans:
-    """Return texts as the fields of a column."""
-    encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-    lengths = np.array([len(text) for text in encoded], np.int64)
-    stops = np.cumsum(lengths)
-    return Spans(np.frombuffer(b"".join(encoded), np.uint8), stops - lengths, stops)
+def column_of(texts: Sequence[str]) -> Any:
+    """Return texts as a column."""
+    return pa.array([text.encode("utf-8", "surrogateescape") for text in texts], pa.large_binary())
+
+
+def undivided(array: Any) -> Any:
+    """Return a typed column as `plain` does, and numbered texts as an array of texts."""
+    found = plain(array)
+    return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
 
 
 def _free_name(name: str, names: Sequence[str]) -> str:
@@ -271,6 +272,7 @@ _LIST_SHARE = 1 / 3
 _FEW_ODD = 0.05
 """Share of values that are no numbers up to which a column of text was meant to be one of numbers."""
 _DECIMAL = re.compile(r"[+-]?\d*\.(\d+)")
+_LEADING_ZERO = re.compile(rb"0[0-9]")
 _IN_BRACKETS = re.compile(r"\s*[\[({][^\[\](){}]*[\])}]\s*")
 _WEIGHTED = re.compile(r"(.+)(:|=)[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 _CODE = re.compile(r"\S*\d\S*")
@@ -320,7 +322,7 @@ def _left_out(name: str, why: str) -> InferredColumn:
 
 
 def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> InferredColumn:
-    """Infer what a column is from its values: Spans, or a Parquet column.
+    """Infer what a column is from its values: texts, or a typed column.
 
     Args:
         name: of the column.
@@ -332,11 +334,9 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
     fault = _unusable(name, values, names)
     if fault:
         return _left_out(name, fault)
-    lists, is_bool = None, False
-    if not isinstance(values, Spans):
-        lists = ListForm("") if is_list(values.type) else None
-        is_bool = pa.types.is_boolean(values.type)
-        values = plain(values)
+    lists = ListForm("") if is_list(values.type) else None
+    is_bool = pa.types.is_boolean(values.type)
+    values = undivided(values)
     times = None if lists else infer_times(name, values, names)
     if times is not None and times.is_certain:
         return _of_times(name, times) if times.features else replace(_left_out(name, times.note), times=times)
@@ -349,10 +349,10 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
     hints = []
     if times is not None:
         hints.append(f"if these are times, write: {_of_times(name, times).line}")
-    if isinstance(values, Spans) and column.kind == "text":
+    if is_text(values.type) and column.kind == "text":
         form, is_certain, remark = infer_list(texts_of(values))
         hints += filter(None, [remark, _odd_values(name, values)])
-        as_lists = None if form is None else _read_plainest(ListSpans(values, form))
+        as_lists = None if form is None else _read_plainest(TextLists(values, form))
         if as_lists is not None:
             other = _described(name, *as_lists, form)
             if is_certain or name.endswith("_seq"):  # the types in names of RecBole's files
@@ -435,7 +435,7 @@ def _with_transform(column: InferredColumn, found: Values) -> InferredColumn:
     return replace(column, note=note, features=({"kind": "float", "transform": "none"},))
 
 
-def _odd_values(name: str, values: Spans) -> str:
+def _odd_values(name: str, values: Any) -> str:
     """Return a remark on what keeps a column of text from being one of numbers."""
     states = read_column(values, "float").states
     num_odd, num_values = int(np.count_nonzero(states == BAD)), int(np.count_nonzero(states != MISSING))
@@ -447,7 +447,7 @@ def _odd_values(name: str, values: Spans) -> str:
     return f"{num_odd:,} of {num_values:,} values {'is no number' if num_odd == 1 else 'are no numbers'}"
 
 
-def _are_versions(values: Spans) -> bool:
+def _are_versions(values: Any) -> bool:
     """Return whether decimals are codes, such as 1.9 and 1.10: one ends in a zero, another one is shorter."""
     decimals = [found[1] for found in map(_DECIMAL.fullmatch, set(texts_of(values))) if found]
     least = min(map(len, decimals), default=0)
@@ -475,8 +475,6 @@ def _unusable(name: str, values: Any, names: list[str]) -> str | None:
             check_name(name)
         except ConfigError as error:
             return f"{error}; {error.hint}"
-    if isinstance(values, Spans):
-        return None
     tests = [is_text, pa.types.is_null, pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean]
     kind = values.type
     if is_list(kind):
@@ -491,15 +489,16 @@ def _unusable(name: str, values: Any, names: list[str]) -> str | None:
 
 def _read_plainest(values: Any) -> tuple[str, Values] | None:
     """Return the plainest kind that no value contradicts, with the values read so; None if there is none."""
-    is_spans = isinstance(values, (Spans, ListSpans))
+    are_texts = isinstance(values, TextLists) or is_text(values.type)
     for kind in _kinds_for(values):
         found = read_column(values, kind)
         # An empty column fits every kind; of text it is called text, the widest.
         is_empty = bool((found.states == MISSING).all())
-        if (found.states == BAD).any() or (is_empty and is_spans and kind != "text"):
+        if (found.states == BAD).any() or (is_empty and are_texts and kind != "text"):
             continue
         # Whole numbers that fit no integer kind, and codes such as 007 or 1.10, would lose digits.
-        if isinstance(values, Spans) and kind in ("integer", "unsigned", "float"):
+        is_number = kind in ("integer", "unsigned", "float")
+        if is_number and not isinstance(values, TextLists) and are_texts:
             is_whole = kind == "float" and bool((found.values == np.floor(found.values)).all())
             if is_whole or _have_leading_zeros(values) or (kind == "float" and _are_versions(values)):
                 continue
@@ -509,9 +508,9 @@ def _read_plainest(values: Any) -> tuple[str, Values] | None:
 
 def _kinds_for(values: Any) -> tuple[str, ...]:
     """Return the kinds that values may have, the plainest first."""
-    if isinstance(values, Spans):
+    of_text = isinstance(values, TextLists)
+    if not of_text and is_text(values.type):
         return ("integer", "unsigned", "hex8", "float", "text")
-    of_text = isinstance(values, ListSpans)
     if not of_text and not is_list(values.type):
         has_digits = pa.types.is_decimal(values.type) and values.type.scale
         return ("float",) if has_digits else ("integer", "unsigned", "float")
@@ -520,12 +519,9 @@ def _kinds_for(values: Any) -> tuple[str, ...]:
     return ("integer", "unsigned", *(("hex8", "text") if is_text(kind) else ()))
 
 
-def _have_leading_zeros(spans: Spans) -> bool:
+def _have_leading_zeros(texts: Any) -> bool:
     """Return whether a number has leading zeros: then it is a code, and reading it would merge codes."""
-    long = spans.starts[spans.stops - spans.starts > 1]
-    is_zero = spans.text[long] == ord("0")
-    is_code = is_zero & (spans.text[long + 1] >= ord("0")) & (spans.text[long + 1] <= ord("9"))
-    return bool(long.shape[0] and is_code.any())
+    return any(map(_LEADING_ZERO.match, texts.to_pylist()))
 
 
 def infer_list(texts: Sequence[str]) -> tuple[ListForm | None, bool, str]:

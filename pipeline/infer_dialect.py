@@ -23,7 +23,7 @@ from .raw.criteo_kernel import PADDING_BYTES
 from .raw.csv_parts import NO_COLUMNS, WHOLE, dialect_of, find_records, refuse_returns
 from .raw.part import UTF_8, PlainBlock, iterate_blocks
 from .raw.raw_file import RawFile
-from .raw.text_fields import Spans
+from .raw.text_fields import arrays_of
 from .schema.schema import Schema
 
 _CHUNK_BYTES = MIB
@@ -177,10 +177,10 @@ class Split:
         places = np.searchsorted(self.lines[self.usual], self.lines[odd])
         return odd[~np.isin(places, self._cuts)]
 
-    def columns(self, records: NDArray[np.intp]) -> list[Spans]:
+    def columns(self, records: NDArray[np.intp]) -> list[Any]:
         """Return each field of records as a column."""
-        ends = zip(self.starts[: self.num_fields], self.stops[: self.num_fields], strict=True)
-        return [Spans(self.text, start[records], stop[records]) for start, stop in ends]
+        ends = (of_fields[: self.num_fields, records] for of_fields in (self.starts, self.stops))
+        return arrays_of(self.text, *ends)
 
     def fields_of(self, record: int) -> list[str]:
         """Return the fields of one record, at most one more than most have."""

@@ -19,9 +19,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .infer_column import MIN_ROWS_TO_JUDGE, InferredColumn, are_times, infer_column, spans_of, texts_of
+from .infer_column import (
+    MIN_ROWS_TO_JUDGE,
+    InferredColumn,
+    are_times,
+    column_of,
+    infer_column,
+    texts_of,
+    undivided,
+)
 from .infer_dialect import Sample, Split, count_titles, find_dialect, read_sample, split_text
-from .raw.column_values import checked, plain, read_column, read_values
+from .raw.column_values import checked, is_text, read_column, read_values, without
 from .raw.columnar_parts import DAMAGE, damaged_parquet, open_parquet, open_rows
 from .raw.json_parts import first_rows
 from .raw.log_files import example_file
@@ -29,7 +37,7 @@ from .raw.log_parts import recognise
 from .raw.part import UTF_8, iterate_blocks, without_mark
 from .raw.raw_file import RawFile
 from .raw.tabular import MISSING_WORDS
-from .raw.text_fields import BAD, GOOD, Spans
+from .raw.text_fields import BAD, GOOD
 from .raw.text_parts import tells_label
 from .schema.schema import Form, Schema, quoted, toml_of
 from .schema.schema_file import entry_of, keys_of, read_keys, schema_named, write_schema
@@ -171,7 +179,7 @@ def _candidate_of(column: InferredColumn, values: Any) -> InferredLabel | None:
     if column.num_missing:
         note = f"{column.num_missing:,} rows have no {column.name}: preprocess refuses or skips them."
         plain = replace(plain, notes=(note,))
-    is_read = isinstance(values, Spans) or column.kind in ("integer", "unsigned")
+    is_read = is_text(values.type) or column.kind in ("integer", "unsigned")
     if is_read and not (read_column(values, "label").states == BAD).any():
         return plain
     return _with_rule(plain, Counter(filter(None, texts_of(values))), is_plain=is_plain)
@@ -533,7 +541,7 @@ def _header_of(split: Split) -> _Header:
     line = int(split.lines[num_titles - 1]) if title else 0
     columns = split.columns(split.usual)
     lacking = len(title) == len(names) - 1
-    ends_empty = lacking and bool((columns[-1].starts == columns[-1].stops).all())
+    ends_empty = lacking and not any(texts_of(columns[-1]))
     fields = [*title, ""] if ends_empty else ["row", *title] if lacking else title[:-1]
     is_near = lacking or (len(title) == len(names) + 1 and not title[-1])
     found = f"has {_fields(len(title))} and the rows {len(names)}"
@@ -549,7 +557,7 @@ def _header_of(split: Split) -> _Header:
 def _on_names(names: Sequence[str], split: Split) -> str:
     """Return how to read the columns that a header gives no name of their own."""
     columns = zip(names, split.columns(split.usual[1:]), strict=True)
-    names_of_values = [name for name, column in columns if name or (column.stops > column.starts).any()]
+    names_of_values = [name for name, column in columns if name or any(texts_of(column))]
     if "" not in names_of_values and len(set(names_of_values)) == len(names_of_values):
         return ""
     skip = int(split.lines[split.usual[1]]) - 1
@@ -570,7 +578,7 @@ def _without_twins(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_header(names: Sequence[str], columns: Sequence[Spans]) -> bool:
+def _is_header(names: Sequence[str], columns: Sequence[Any]) -> bool:
     """Return whether the first line names columns.
 
     It does where a column of numbers or times has something else there, and does not where all columns of
@@ -588,15 +596,15 @@ def _is_header(names: Sequence[str], columns: Sequence[Spans]) -> bool:
         has_numbers = True
         # A word for a missing value is no name.
         is_such = (
-            any(_holds(spans_of([name]), kind) for kind in kinds) if kinds else are_times(spans_of([name]))
+            any(_holds(column_of([name]), kind) for kind in kinds) if kinds else are_times(column_of([name]))
         )
         if name.strip() and not is_such and name.lower().encode() not in MISSING_WORDS:
             return True
-    is_number = any(_holds(spans_of([name]), kind) for name in names for kind in _NUMBERS)
+    is_number = any(_holds(column_of([name]), kind) for name in names for kind in _NUMBERS)
     return not has_numbers and "" not in names and len(set(names)) == len(names) and not is_number
 
 
-def _holds(values: Spans, kind: str) -> bool:
+def _holds(values: Any, kind: str) -> bool:
     """Return whether every value is of a kind, and there is one."""
     states = read_values(values, kind)[1]
     return bool((states == GOOD).any() and not (states == BAD).any())
@@ -609,36 +617,28 @@ def _words_for_missing(columns: Sequence[tuple[str, Any]]) -> tuple[str, ...]:
     """
     words: set[str] = set()
     for name, values in columns:
-        if not isinstance(values, Spans):
+        if not is_text(values.type):
             continue
         texts = set(filter(None, texts_of(values)))
         found = {text for text in texts if text.lower().encode(errors="replace") in MISSING_WORDS}
         rest = sorted(texts - found)
         if not found or not rest:
             continue
-        column = infer_column(name, spans_of(rest), 0, [name])
-        is_text = column.kind == "text" and column.lists is None
-        words |= found & _CERTAIN_WORDS if is_text else found
+        column = infer_column(name, column_of(rest), 0, [name])
+        is_prose = column.kind == "text" and column.lists is None
+        words |= found & _CERTAIN_WORDS if is_prose else found
     return tuple(sorted(words))
 
 
-def _without_words(values: Any, words: tuple[str, ...]) -> Any:
-    """Return a column in which words are missing values."""
-    if not words or not isinstance(values, Spans):
-        return values
-    is_missing = np.array([text in words for text in texts_of(values)], np.bool_)
-    return Spans(values.text, values.starts, np.where(is_missing, values.starts, values.stops))
-
-
 def _propose(file: RawFile, rows: _Rows) -> Proposal:
-    raw = [(name, values if isinstance(values, Spans) else plain(values)) for name, values in rows.columns]
+    raw = [(name, undivided(values)) for name, values in rows.columns]
     missing = _words_for_missing(raw)
-    columns = [(name, _without_words(values, missing)) for name, values in raw]
+    columns = [(name, without(values, missing)) for name, values in raw]
     # What folders are called may be the label, but fields name all columns that there are.
     folders = file.partitions if not rows.schema.fields else {}
     named = {name: value for name, value in folders.items() if names_a_label(name)}
     columns += [
-        (name, spans_of([value] * rows.num_rows))
+        (name, column_of([value] * rows.num_rows))
         for name, value in named.items()
         if name not in dict(columns)
     ]

@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,10 +29,12 @@ from ...stats.kernel import read_only
 from ..folders.manifest import FileEntry, JsonRecord, Manifest, stored_as
 from ..folders.output import Output
 from ..folders.totals import ColumnsTotals
-from ..raw.column_values import DistinctTexts
 from ..schema.schema import Schema
 from ..schema.schema_file import schema_of
 from .arrow_files import damage_named, map_batch, row_groups, validity_of, values_of, write_batch
+
+if TYPE_CHECKING:
+    from ..raw.column_values import DistinctTexts
 
 _LOG1P = log1p_table(1 << 16)
 

@@ -38,9 +38,9 @@ from ...stats.id_tables import build_id_table, find_ids
 from ..errors import MIB, ConfigError, InputError, first_line, raise_system_fault
 from ..folders.manifest import Manifest
 from ..folders.totals import VocabularyTotals, by_feature
-from ..raw.column_values import is_list, plain
+from ..raw.column_values import is_list, is_text, plain
 from ..raw.tabular import misfit, parse_rows, rows_of_batch
-from ..raw.text_fields import Spans
+from ..raw.text_fields import lengths_of
 from ..schema.schema import TIME_KINDS, Schema, nearest, shown
 from .arrow_files import NO_NULLS, read_batch, validity_of, values_of
 from .columns import texts_of_table
@@ -459,21 +459,20 @@ class CategoryIds:
 
     def _find_hashes(self, values: Any, ids_N: NDArray[np.int32]) -> None:
         """Set the ids of texts without a row that name one by its hash."""
-        spans = plain(values)
-        if not isinstance(spans, Spans):  # a column without a value
+        texts = plain(values)
+        if pa.types.is_dictionary(texts.type):
+            texts = texts.dictionary_decode()
+        if not is_text(texts.type):  # a column without a value
             return
-        found = [
-            (row, bytes(spans.text[spans.starts[row] : spans.stops[row]])) for row in _hashed(spans, ids_N)
-        ]
+        found = [(row, texts[row].as_py()) for row in _hashed(texts, ids_N)]
         rows = [(row, int(text[1:], 16)) for row, text in found if _HASH.fullmatch(text)]
         hashes = np.array([number for _, number in rows], np.uint64)
         ids_N[[row for row, _ in rows]] = self._ids_of(hashes, NO_NULLS)
 
 
-def _hashed(spans: Spans, ids_N: NDArray[np.int32]) -> list[int]:
+def _hashed(texts: Any, ids_N: NDArray[np.int32]) -> list[int]:
     """Return the texts without a row that are as long as a hash."""
-    is_long = spans.stops - spans.starts == _HASH_BYTES
-    return list(map(int, np.flatnonzero((ids_N < 0) & is_long)))
+    return list(map(int, np.flatnonzero((ids_N < 0) & (lengths_of(texts) == _HASH_BYTES))))
 
 
 def _hash_of(text: str) -> int:

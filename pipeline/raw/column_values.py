@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
@@ -32,11 +33,10 @@ from .text_fields import (
     BAD,
     GOOD,
     MISSING,
-    ListSpans,
-    Spans,
-    array_of,
-    distinct_texts,
+    TextLists,
+    distinct,
     elements_of,
+    lengths_of,
     of_each,
     parse_decimals,
     parse_hex8,
@@ -191,38 +191,37 @@ def _seconds_of(text: bytes, pattern: re.Pattern[bytes], codes: str) -> int:
     return days * _DAY_SECONDS + hour * 3600 + parts["M"] * 60 + parts["S"] - parts["z"]
 
 
-def parse_times(spans: Spans, format: str = "") -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+def parse_times(texts: Any, format: str = "") -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Read times of a format, or ``YYYY-M-D[[ T]H:M[:S[.fraction]][offset]]``. Exact.
 
     Each code of a format takes as many digits as it may have, without a second try: ``%m`` reads two where
-    two follow. Each distinct text is read once: the times of a block of a log are few.
+    two follow.
 
     Args:
-        spans: the fields.
+        texts: the fields, each distinct one once: the times of a block of a log are few.
         format: in TIME_CODES, "" for none.
 
     Returns:
         Seconds since 1970-01-01 00:00 UTC, rounded down, 0 where there are none; and states: GOOD, MISSING or
         BAD.
     """
-    seconds = None if format else _usual_seconds(spans)
+    seconds = None if format else _usual_seconds(texts)
     if seconds is None:
         pattern, codes = _pattern_of(format)
-        texts, numbers = distinct_texts(spans)
-        seconds = of_each(texts, lambda text: _seconds_of(text, pattern, codes), np.int64)[numbers]
+        seconds = of_each(texts, lambda text: _seconds_of(text, pattern, codes), np.int64)
     states = np.where(seconds == _NO_TIME, BAD, GOOD)
-    states[spans.starts == spans.stops] = MISSING
+    states[lengths_of(texts) == 0] = MISSING
     return np.where(states == GOOD, seconds, 0), states.astype(np.uint8)
 
 
-def _usual_seconds(spans: Spans) -> NDArray[np.int64] | None:
+def _usual_seconds(texts: Any) -> NDArray[np.int64] | None:
     """Return the seconds of times all of which Arrow reads, as YYYY-MM-DD HH:MM:SS[.fraction]; else None."""
     # Of other lengths Arrow reads forms that are none here.
-    lengths = spans.stops - spans.starts
+    lengths = lengths_of(texts)
     if not np.isin(lengths, (0, 19, 23, 26)).all():
         return None
     try:
-        found = array_of(spans, pa.large_string(), lengths > 0).cast(pa.timestamp("us"))
+        found = pc.if_else(lengths > 0, texts, None).cast(pa.large_string()).cast(pa.timestamp("us"))
     except pa.ArrowInvalid:
         return None
     seconds: NDArray[np.int64] = seconds_of_temporal(found)
@@ -241,8 +240,8 @@ class DistinctTexts:
     """(num_texts,), an Arrow array of large_binary."""
 
 
-def hash_text(spans: Spans) -> tuple[NDArray[np.uint64], DistinctTexts]:
-    """Return the xxh3-64 (seed 0) of each text; exact.
+def hash_text(texts: Any) -> tuple[NDArray[np.uint64], DistinctTexts]:
+    """Return the xxh3-64 (seed 0) of each text of a column; exact.
 
     Returns:
         (num_texts,), the hash of no bytes for an empty one; and the distinct texts.
@@ -251,10 +250,10 @@ def hash_text(spans: Spans) -> tuple[NDArray[np.uint64], DistinctTexts]:
         Collet, XXH3 (xxHash 0.8, which froze its output).
     """
     # Arrow finds the distinct ones; each of these is hashed once. Texts may be long: few copies are there.
-    texts, numbers = distinct_texts(spans)
-    hashes = of_each(texts, xxhash.xxh3_64_intdigest, np.uint64)
-    counts = np.bincount(numbers, minlength=len(texts)).astype(np.int64)
-    return hashes[numbers], DistinctTexts(hashes, counts, texts)
+    found, numbers = distinct(texts)
+    hashes = of_each(found, xxhash.xxh3_64_intdigest, np.uint64)
+    counts = np.bincount(numbers, minlength=len(found)).astype(np.int64)
+    return hashes[numbers], DistinctTexts(hashes, counts, found)
 
 
 LIMITS = {
@@ -317,57 +316,57 @@ class Values:
 
 
 def read_column(values: Any, kind: str, form: Form = PLAIN) -> Values:
-    """Read Spans, ListSpans, a typed array, or an Arrow list of either, as `plain` gives them."""
-    if isinstance(values, ListSpans):
-        lists = replace(values, fields=_without(values.fields, form.missing)) if form.missing else values
+    """Read TextLists, an array of texts or of another type, or a list of either, as `plain` gives them."""
+    if isinstance(values, TextLists):
+        lists = replace(values, fields=without(values.fields, form.missing))
         elements, offsets, is_refused = elements_of(lists)
         found = replace(read_column(elements, kind, form), offsets=offsets)
         found.states[is_refused] = BAD
         found.values[is_refused] = 0
         return found
-    if not isinstance(values, Spans) and is_list(values.type):
+    if is_list(values.type):
         return _read_lists(values, kind, form)
-    if form.missing:
-        values = _without(values, form.missing)
+    values = without(values, form.missing)
+    if kind == "text" and holds_text(values):
+        return _read_texts(values)
+    is_time = kind in (*TIME_KINDS, SAMPLE_TIME)
+    if is_time and pa.types.is_integer(values.type) and form.unit is None:
+        values = plain(values.cast(pa.string()))  # numbers are read by their digits, as 20240131
+    # Of numbered texts, and of those that take long to read, each distinct one is read once.
+    if pa.types.is_dictionary(values.type) or (holds_text(values) and (is_time or form.positive)):
+        texts, numbers = distinct(values)
+        found = _read_each(texts, kind, form)
+        return Values(found.values[numbers], found.states[numbers])
+    return _read_each(values, kind, form)
+
+
+def _read_each(values: Any, kind: str, form: Form) -> Values:
     if kind in (*TIME_KINDS, SAMPLE_TIME):
         return _read_times(values, kind, form)
     if kind == "label":
         return _read_labels(values, form)
-    if kind == "text" and isinstance(values, Spans):
-        return _read_texts(values)
     return Values(*read_values(values, kind))
 
 
-def _without(values: Any, words: tuple[str, ...]) -> Any:
+def without(values: Any, words: tuple[str, ...]) -> Any:
     """Return a column without the values that words stand for; of numbers, the words that are such."""
-    if isinstance(values, Spans):
-        stops = values.stops.copy()
-        for word in words:
-            rows = _fields_with(values, word.encode())
-            stops[rows] = values.starts[rows]
-        return values._replace(stops=stops)
+    if not words:
+        return values
+    if pa.types.is_dictionary(values.type):
+        return pa.DictionaryArray.from_arrays(values.indices, without(values.dictionary, words))
     kind = values.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+    nothing: Any = None
+    if is_text(kind):
+        nothing, missing = b"", [word.encode() for word in words]
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        missing = []
+        for word in words:
+            with suppress(pa.ArrowInvalid):
+                missing.append(pa.scalar(word).cast(kind).as_py())
+    else:
         return values
-    numbers = []
-    for word in words:
-        with suppress(pa.ArrowInvalid):
-            numbers.append(pa.scalar(word).cast(kind))
-    if not numbers:
-        return values
-    import pyarrow.compute as pc  # takes a fifth of the start of a command
-
-    is_there = pc.invert(pc.is_in(values, value_set=pa.array([number.as_py() for number in numbers], kind)))
-    return pc.if_else(is_there, values, pa.scalar(None, kind))
-
-
-def _fields_with(spans: Spans, word: bytes, *, ignores_case: bool = False) -> NDArray[np.intp]:
-    """Return which fields are a word in small letters, or in any."""
-    rows = np.flatnonzero(spans.stops - spans.starts == len(word))
-    for i, letter in enumerate(word):
-        found = spans.text[spans.starts[rows] + i]
-        rows = rows[(found | 0x20 if ignores_case else found) == letter]
-    return rows
+    is_missing = pc.is_in(values, value_set=pa.array(missing, kind))
+    return pc.if_else(is_missing, pa.scalar(nothing, kind), values) if pc.any(is_missing).as_py() else values
 
 
 def _read_labels(values: Any, form: Form) -> Values:
@@ -381,39 +380,31 @@ def _read_labels(values: Any, form: Form) -> Values:
 
 
 def _read_positive(values: Any, positive: tuple[str | int | float, ...]) -> Values:
-    """Return 1 for the values that are named, 0 for others; each distinct one is compared once."""
+    """Return 1 for the values that are named, 0 for others."""
     words = {each.encode() for each in positive if isinstance(each, str)}
     numbers = {each for each in positive if not isinstance(each, str)}
-    if isinstance(values, Spans):
-        is_missing = values.starts == values.stops
-        encoded = array_of(values).dictionary_encode()
-        names = encoded.dictionary.to_pylist()
-        found, states = parse_decimals(_spans_of(encoded.dictionary))
-        distinct = np.where(states == GOOD, found, np.nan).tolist()
+    found = values.to_pylist()
+    if is_text(values.type):
+        is_missing = lengths_of(values) == 0
+        read, states = parse_decimals(values)
+        pairs = zip(found, np.where(states == GOOD, read, np.nan).tolist(), strict=True)
     else:
         is_missing = values.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
-        encoded = values.dictionary_encode()
-        distinct = encoded.dictionary.to_pylist()
-        names = [str(value).encode() for value in distinct]
+        pairs = zip([str(value).encode() for value in found], found, strict=True)
         if pa.types.is_boolean(values.type):
-            words = {word.lower() for word in words}
-            names = [name.lower() for name in names]
-    pairs = zip(names, distinct, strict=True)
-    is_one = np.array([name in words or value in numbers for name, value in pairs] or [False])
-    found = is_one[encoded.indices.fill_null(0).to_numpy()] & ~is_missing
-    return Values(found.astype(np.uint64), np.where(is_missing, MISSING, GOOD).astype(np.uint8))
+            words = {word.capitalize() for word in words}
+    is_one = np.array([name in words or value in numbers for name, value in pairs], np.bool_) & ~is_missing
+    return Values(is_one.astype(np.uint64), np.where(is_missing, MISSING, GOOD).astype(np.uint8))
 
 
 def _read_times(values: Any, kind: str, form: Form) -> Values:
-    if not isinstance(values, Spans) and (is_temporal(values.type) or pa.types.is_null(values.type)):
+    if is_temporal(values.type) or pa.types.is_null(values.type):
         states = np.where(values.is_valid().to_numpy(zero_copy_only=False), GOOD, MISSING).astype(np.uint8)
         seconds = seconds_of_temporal(values) if is_temporal(values.type) else np.zeros(len(values), np.int64)
     elif form.unit is not None:
         seconds, states = _read_ticks(values, TICKS[form.unit])
     else:
-        # Numbers are read by their digits, as 20240131.
-        spans = values if isinstance(values, Spans) else plain(values.cast(pa.string()))
-        seconds, states = parse_times(spans, form.format or "")
+        seconds, states = parse_times(values, form.format or "")
     if kind == SAMPLE_TIME:
         # No click was logged before 1970, and manifests hold no numbers below zero.
         states = np.where((states == GOOD) & (seconds < 0), BAD, states).astype(np.uint8)
@@ -426,11 +417,11 @@ def _read_times(values: Any, kind: str, form: Form) -> Values:
 def _read_ticks(values: Any, ticks: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Return the seconds of times that are numbers in a unit, rounded down."""
     values = _decimals_as_text(values)
-    if isinstance(values, Spans):
-        found, states = parse_integers(values, *map(np.uint64, LIMITS["integer"]), False, True)
+    if is_text(values.type):
+        found, states = parse_integers(values, *LIMITS["integer"], False, True)
         # What is left may have an exponent.
         odd = np.flatnonzero(states == BAD)
-        numbers, are_numbers = parse_decimals(values.of(odd))
+        numbers, are_numbers = parse_decimals(values.take(pa.array(odd)))
     elif pa.types.is_floating(values.type):
         numbers, are_numbers = _read_floats(values)
         odd = np.arange(len(values))
@@ -445,17 +436,23 @@ def _read_ticks(values: Any, ticks: int) -> tuple[NDArray[np.int64], NDArray[np.
     return found.view(np.int64) // ticks, states
 
 
-def _read_texts(spans: Spans) -> Values:
-    hashes, texts = hash_text(spans)
-    states = np.where(spans.starts == spans.stops, MISSING, GOOD).astype(np.uint8)
-    hashes[states == MISSING] = 0
-    return Values(hashes, states, texts=texts)
+def _read_texts(texts: Any) -> Values:
+    hashes, found = hash_text(texts)
+    is_missing = _are_empty(texts)
+    states = np.where(is_missing, MISSING, GOOD).astype(np.uint8)
+    return Values(np.where(is_missing, np.uint64(0), hashes), states, texts=found)
+
+
+def _are_empty(texts: Any) -> NDArray[np.bool_]:
+    if not pa.types.is_dictionary(texts.type):
+        return np.asarray(lengths_of(texts) == 0)
+    return np.asarray(_are_empty(texts.dictionary)[texts.indices.to_numpy()])
 
 
 def elements_of_row(lists: Any, row: int) -> Any:
-    """Return the elements of one row of ListSpans or of an Arrow list, as Spans or a typed array."""
-    if isinstance(lists, ListSpans):
-        return elements_of(replace(lists, fields=lists.fields.of(slice(row, row + 1))))[0]
+    """Return the elements of one row of TextLists or of an Arrow list."""
+    if isinstance(lists, TextLists):
+        return elements_of(replace(lists, fields=lists.fields[row : row + 1]))[0]
     return plain(lists[row : row + 1].cast(pa.large_list(lists.type.value_type)).flatten())
 
 
@@ -483,10 +480,10 @@ def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]
     """Return the values of one column, as in `Values`, and the state of each."""
     if kind in FLOATS:
         values = _decimals_as_text(values)
-        found, states = parse_decimals(values) if isinstance(values, Spans) else _read_floats(values)
+        found, states = parse_decimals(values) if is_text(values.type) else _read_floats(values)
         _read_truths(values, found, states)
         return _refuse_infinite(found, states, kind)
-    if not isinstance(values, Spans):
+    if not is_text(values.type):
         if not pa.types.is_decimal(values.type):
             return _read_numbers(values, kind)
         with suppress(pa.ArrowInvalid):  # one is no integer, or too large
@@ -497,31 +494,29 @@ def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]
         return read.values, read.states
     if kind == "hex8":
         return parse_hex8(values)
-    below, above = map(np.uint64, LIMITS[kind])
-    integers, states = parse_integers(values, below, above, kind in ("integer", "unsigned"), False)
+    integers, states = parse_integers(values, *LIMITS[kind], kind in ("integer", "unsigned"), False)
     _read_truths(values, integers, states)
     return integers, states
 
 
 def _decimals_as_text(values: Any) -> Any:
     """Return decimals as their texts, which are read exactly; other values as they are."""
-    if isinstance(values, Spans) or not pa.types.is_decimal(values.type):
+    if not pa.types.is_decimal(values.type):
         return values
-    import pyarrow.compute as pc  # takes a fifth of the start of a command
-
     if values.type.scale < 0:
         values = values.cast(pa.decimal256(76, 0))
     # A zero of many digits is written with an exponent.
-    return _spans_of(pc.replace_substring_regex(values.cast(pa.string()), "^0E.*", "0"))
+    return plain(pc.replace_substring_regex(values.cast(pa.string()), "^0E.*", "0"))
 
 
 def _read_truths(values: Any, found: NDArray[Any], states: NDArray[np.uint8]) -> None:
     """Read true and false among the values that are no numbers, in any letters, as 1 and 0, as in Parquet."""
     odd = np.flatnonzero(states == BAD)
-    if not isinstance(values, Spans) or not odd.size:
+    if not is_text(values.type) or not odd.size:
         return
-    for word, value in ((b"false", 0), (b"true", 1)):
-        rows = odd[_fields_with(values.of(odd), word, ignores_case=True)]
+    words = pc.ascii_lower(values.take(pa.array(odd)).view(pa.large_string()))
+    for word, value in (("false", 0), ("true", 1)):
+        rows = odd[pc.equal(words, word).to_numpy(zero_copy_only=False)]
         found[rows], states[rows] = value, GOOD
 
 
@@ -575,21 +570,21 @@ def other_kind(value: Any, kind: str, *, is_element: bool) -> str | None:
     """Return the simplest other kind of a column, for a value its kind refuses.
 
     Args:
-        value: one, Spans or a typed array.
+        value: an array of one.
         kind: of the column; values before this one were of that kind.
         is_element: the value is an element of a list.
     """
-    is_text = isinstance(value, Spans)
+    is_word = is_text(value.type)
     for other in _OTHER_KINDS.get(kind, ()):
         # Numbers of Parquet are never read as text, nor elements of lists as floats.
-        if (other == "text" and not is_text) or (other == "float" and is_element):
+        if (other == "text" and not is_word) or (other == "float" and is_element):
             continue
         # Text that was unsigned so far may have held what is above any integer.
-        if other == "integer" and is_text:
+        if other == "integer" and is_word:
             continue
         found = read_column(value, other)
         # An integer that fits no integer type is a name, and would lose digits as a float.
-        is_name = is_text and kind in ("integer", "unsigned") and other == "float"
+        is_name = is_word and kind in ("integer", "unsigned") and other == "float"
         if found.states[0] == GOOD and not (is_name and found.values[0] == np.floor(found.values[0])):
             return other
     return None
@@ -636,7 +631,7 @@ def is_list(kind: Any) -> bool:
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether `plain` gives Spans of a Parquet column of this Arrow type."""
+    """Return whether `plain` gives texts of a column of this Arrow type, which are not numbered."""
     if isinstance(kind, pa.BaseExtensionType):
         return is_text(kind.storage_type)
     return kind.id in _TEXTS
@@ -647,10 +642,15 @@ def is_fixed_text(kind: Any) -> bool:
     return isinstance(kind, pa.BaseExtensionType) or bool(pa.types.is_fixed_size_binary(kind))
 
 
-def plain(array: Any) -> Any:
-    """Return a Parquet column as Spans, or as a typed array without a dictionary; a list stays what it is.
+def holds_text(values: Any) -> bool:
+    """Return whether an array, as `plain` gives it, is of texts, perhaps numbered ones."""
+    return is_text(values.type) or bool(pa.types.is_dictionary(values.type))
 
-    Spans of numbered texts share the bytes of each. A UUID is the text that its usual form is.
+
+def plain(array: Any) -> Any:
+    """Return an Arrow array as a column: of text without nulls, see `text_fields`, or without a dictionary.
+
+    A list stays what it is. A UUID is the text that its usual form is.
     """
     if isinstance(array.type, pa.UuidType):
         return _texts_of_uuids(array.storage)
@@ -658,37 +658,29 @@ def plain(array: Any) -> Any:
         array = array.storage
     if pa.types.is_dictionary(array.type):
         texts = plain(array.dictionary)
-        if not isinstance(texts, Spans) or not len(array.dictionary):
+        if not is_text(texts.type):
             return plain(array.dictionary_decode())
-        is_there = array.is_valid().to_numpy(zero_copy_only=False)
-        numbers = array.indices.fill_null(0).to_numpy()
-        starts = texts.starts[numbers]
-        return Spans(texts.text, starts, np.where(is_there, texts.stops[numbers], starts))
+        numbers = array.indices.cast(pa.int32())
+        if numbers.null_count:
+            numbers = numbers.fill_null(len(texts))
+            texts = pa.concat_arrays([texts, pa.array([b""], texts.type)])
+        return pa.DictionaryArray.from_arrays(numbers, texts)
     if pa.types.is_null(array.type):
         return array.cast(pa.int64())
-    return _spans_of(array) if is_text(array.type) else array
+    if not is_text(array.type):
+        return array
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
+    array = array.cast(pa.large_binary())
+    return array.fill_null(b"") if array.null_count else array
 
 
-def _texts_of_uuids(array: Any) -> Spans:
+def _texts_of_uuids(array: Any) -> Any:
     """Return UUIDs as the texts that they are written as: 8-4-4-4-12 hex digits."""
     num_rows = len(array)
     found = np.frombuffer(array.buffers()[1], np.uint8, 16 * num_rows, 16 * array.offset)
     text = np.full((num_rows, 36), ord("-"), np.uint8)
     places = [place for place in range(36) if place not in (8, 13, 18, 23)]
     text[:, places] = np.frombuffer(found.tobytes().hex().encode(), np.uint8).reshape(num_rows, 32)
-    starts = np.arange(num_rows, dtype=np.int64) * 36
-    stops = starts + np.where(array.is_valid().to_numpy(zero_copy_only=False), 36, 0)
-    return Spans(text.reshape(-1), starts, stops)
-
-
-def _spans_of(array: Any) -> Spans:
-    """Return an array of a type of texts as Spans; a null is an empty one."""
-    if pa.types.is_string_view(array.type):
-        array = array.cast(pa.large_string())
-    elif not pa.types.is_large_binary(array.type):
-        array = array.cast(pa.large_binary())
-    _, offsets, text = array.buffers()
-    spans = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    stops = np.where(array.is_valid().to_numpy(zero_copy_only=False), spans[1:], spans[:-1])
-    bytes_of_text = np.frombuffer(text, np.uint8) if text is not None else np.zeros(0, np.uint8)
-    return Spans(bytes_of_text, spans[:-1].copy(), stops)
+    texts = pa.Array.from_buffers(pa.binary(36), num_rows, [None, pa.py_buffer(text)])
+    return pc.if_else(array.is_valid(), texts.cast(pa.large_binary()), pa.scalar(b"", pa.large_binary()))

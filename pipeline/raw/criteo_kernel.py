@@ -5,7 +5,9 @@ categories 8 hex digits (read as a uint32), a missing value an empty field, the 
 
 Lines are parsed in groups of 64. One pass finds all tabs and newlines, 64 bytes at a time, so that no field
 waits for the one before it. Then each column's 64 fields are decoded, eight characters at a time, by loops
-that the compiler turns into vector instructions; their validity is one word.
+that the compiler turns into vector instructions; their validity is one word. Bytes are compared as machine
+words, by instructions that Numba does not expose: each such function is plain Python, which defines it, and
+one or a few machine instructions when compiled.
 
 Bounds: the buffer must end with a newline and PADDING_BYTES zeros after its last byte. Fields begin after
 separators, so the look-ahead, 64 bytes at a separator and eight at a field, stays inside the padding. This
@@ -19,14 +21,63 @@ an entry for each parsed line of the group: ``first_fields`` has the entry of ``
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 from numpy.typing import NDArray
 
 from ...stats.kernel import inlined_kernel, kernel
-from ...stats.simd import LINE_BYTES, count_bits, lowest_bit, prefetch
-from .text_fields import CHUNK_BYTES, find_separators, load8
+from ...stats.simd import LINE_BYTES, address_of, count_bits, lowest_bit, prefetch, written_for
+
+_TAB: Final = 9
+_NEWLINE: Final = 10
+CHUNK_BYTES: Final = 64
+_WORD = ir.IntType(64)
+_BYTE = ir.IntType(8)
+
+
+def load8(text: NDArray[np.uint8], position: np.uint64) -> np.uint64:
+    """Return eight bytes from ``position`` on as one word, the first lowest."""
+    return np.uint64(sum(int(text[int(position) + i]) << (8 * i) for i in range(8)))
+
+
+def find_separators(text: NDArray[np.uint8], position: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Return a bit for each of CHUNK_BYTES bytes from ``position`` on: tab or newline, and newline alone."""
+    separators = 0
+    newlines = 0
+    for i in range(CHUNK_BYTES):
+        byte = text[int(position) + i]
+        separators |= int(byte == _TAB or byte == _NEWLINE) << i
+        newlines |= int(byte == _NEWLINE) << i
+    return np.uint64(separators), np.uint64(newlines)
+
+
+def _load(context: Any, builder: Any, given: Any, arguments: Any, kind: Any) -> Any:
+    """Emit an unaligned load, inline: a function that takes the array would count references to it."""
+    address = address_of(context, builder, given.args[0], *arguments)
+    loaded = builder.load(builder.bitcast(address, kind.as_pointer()))
+    loaded.align = 1
+    return loaded
+
+
+@written_for(load8, types.uint64, None, types.uint64)
+def _load8(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
+    return _load(context, builder, given, arguments, _WORD)
+
+
+@written_for(find_separators, types.UniTuple(types.uint64, 2), None, types.uint64)
+def _find_separators(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
+    # Compare 64 bytes together; the 64 one-bit results are then read as one word.
+    kind = ir.VectorType(_BYTE, CHUNK_BYTES)
+    chunk = _load(context, builder, given, arguments, kind)
+    tabs, newlines = (
+        builder.bitcast(builder.icmp_unsigned("==", chunk, ir.Constant(kind, [byte] * CHUNK_BYTES)), _WORD)
+        for byte in (_TAB, _NEWLINE)
+    )
+    return context.make_tuple(builder, given.return_type, [builder.or_(tabs, newlines), newlines])
+
 
 GROUP: Final = np.uint64(64)
 """Lines decoded together; the bits of a word."""
@@ -242,7 +293,6 @@ def ask_for_next_group(values: NDArray[np.int32 | np.uint32], row: np.uint64, fi
 
 PADDING_BYTES: Final = CHUNK_BYTES
 
-_NEWLINE: Final = 10
 _UNROLLED: Final = np.uint64(8)
 """Separators noted at a time; entries beyond a chunk's last one are overwritten by the next chunk."""
 _COUNTED_TOGETHER: Final = np.uint64(128)

@@ -44,7 +44,7 @@ from .part import (
 )
 from .raw_file import RawFile
 from .tabular import constants_of, find_fields, repeated
-from .text_fields import Spans
+from .text_fields import arrays_of
 from .text_parts import TextPart, TextParts
 
 MAX_RECORD_BYTES: Final = 1 << 20
@@ -585,10 +585,10 @@ class CsvParts(TextParts):
         return self.parse_rows(self.rows_of(block, head))
 
     def rows_of(self, block: Block, context: int | None) -> Rows:
-        """Return the records of a block before their values are read, in the memory of the thread."""
+        """Return the records of a block before their values are read."""
         found = self.split(block, context or 0)
-        places = zip(self._wanted, found.starts, found.stops, strict=True)
-        cells = {name: Spans(block.text, starts, stops) for name, starts, stops in places}
+        columns = arrays_of(block.text, found.starts, found.stops)
+        cells = dict(zip(self._wanted, columns, strict=True))
         cells |= repeated(self._constants, found.num_fields.shape[0])
 
         def why_bad(row: int) -> str:

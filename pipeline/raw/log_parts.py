@@ -35,7 +35,6 @@ from ..schema.schema_file import KNOWN_LOGS, KnownLog, schema_named
 from .log_files import BLOCK_OVER_GROUP, mark_of
 from .part import UTF_16_MARKS, Part, RawParts, Rows, UnreadPart, iterate_blocks
 from .raw_file import RawFile
-from .text_fields import Spans, array_of
 from .text_parts import CriteoParts, TextParts
 
 if TYPE_CHECKING:  # what reads Criteo's lines imports no other reader
@@ -196,9 +195,9 @@ class _Piece:
 
 
 def _types(rows: Rows) -> dict[str, Any]:
-    types = {name: None if isinstance(each, Spans) else each.type for name, each in rows.cells.items()}
+    types: dict[str, Any] = {name: each.type for name, each in rows.cells.items()}
     # Arrow cannot join lists of numbered values: no two files with them are equal.
-    lists = [kind for kind in types.values() if kind is not None and kind.num_fields]
+    lists = [kind for kind in types.values() if kind.num_fields]
     is_numbered = any(pa.types.is_dictionary(kind.field(0).type) for kind in lists)
     return types | ({"": object()} if is_numbered else {})
 
@@ -254,22 +253,9 @@ class JoinedPart:
 
 def _joined(found: Sequence[Rows]) -> Rows:
     """Return the rows of several files as those of one."""
-    texts: dict[tuple[int, ...], Any] = {}  # columns of text are spans of the same bytes
-
-    def joined(cells: Sequence[Any]) -> Any:
-        if not isinstance(cells[0], Spans):
-            return pa.concat_arrays(cells)
-        key = tuple(id(each.text) for each in cells)
-        if key not in texts:
-            texts[key] = np.concatenate([each.text for each in cells])
-        firsts = np.cumsum([0, *(each.text.shape[0] for each in cells[:-1])])
-        pairs = list(zip(cells, firsts, strict=True))
-        starts = np.concatenate([each.starts + first for each, first in pairs])
-        return Spans(texts[key], starts, np.concatenate([each.stops + first for each, first in pairs]))
-
     if len(found) == 1:
         return found[0]
-    cells = {name: joined([each.cells[name] for each in found]) for name in found[0].cells}
+    cells = {name: pa.concat_arrays([each.cells[name] for each in found]) for name in found[0].cells}
     is_bad = np.concatenate([each.is_bad for each in found])
     return Rows(cells, is_bad, wrong=next((each.wrong for each in found if each.wrong), None))
 
@@ -475,13 +461,11 @@ def _batches(file: RawFile, form: str, names: Sequence[str]) -> Iterator[Any]:
 
 def _texts(parts: CsvParts, names: Sequence[str]) -> Iterator[Any]:
     for unread, head in parts.blocks():
-        block = unread.read()
-        found = parts.split(block, head)
+        rows = parts.rows_of(unread.read(), head)
         arrays = []
-        for name, starts, stops in zip(names, found.starts, found.stops, strict=True):
-            array = array_of(Spans(block.text, starts, stops)).cast(pa.binary())
+        for name in names:
             try:
-                arrays.append(array.cast(pa.string()))
+                arrays.append(rows.cells[name].cast(pa.binary()).cast(pa.string()))
             except pa.ArrowInvalid as error:
                 raise InputError(
                     f"{parts.file.path}: column {name!r} is not UTF-8, so --keep cannot copy it"

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -27,9 +27,11 @@ from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
 from ..runtime.tasks import placed_like_file, thread_buffer
 from ..schema.schema import Schema
-from .column_values import DistinctTexts
 from .criteo_kernel import PADDING_BYTES, count_newlines
 from .raw_file import BOM, ByteSource, RawFile
+
+if TYPE_CHECKING:  # what reads Criteo's lines imports none of Arrow's functions
+    from .column_values import DistinctTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Rows:
     """The rows of a part as they are read, before their values are; they have their own memory."""
 
     cells: dict[str, Any]
-    """Spans or a typed array of each column, by its name in the log; of Criteo's lines, what is parsed."""
+    """Array of each column, by its name in the log; of Criteo's lines, what is parsed."""
     is_bad: NDArray[np.bool_]
     """(num_rows,); rows that are bad whatever their values are."""
     num_bytes: int = 0

@@ -34,6 +34,7 @@ from .column_values import (
     FLOATS,
     Values,
     elements_of_row,
+    holds_text,
     is_list,
     is_temporal,
     is_text,
@@ -44,7 +45,7 @@ from .column_values import (
 )
 from .part import Fault, Part, Rows, shown_bytes
 from .raw_file import RawFile
-from .text_fields import BAD, MISSING, ListForm, ListSpans, Spans
+from .text_fields import BAD, MISSING, ListForm, TextLists
 
 NO_CONSTANTS: Mapping[str, str] = {}
 _WANTED = {
@@ -128,11 +129,10 @@ def constants_of(file: RawFile, wanted: Iterable[str], fields: Sequence[str]) ->
     return {name: value for name, value in file.partitions.items() if name in lacking}
 
 
-def repeated(texts: Mapping[str, str], num_rows: int) -> dict[str, Spans]:
+def repeated(texts: Mapping[str, str], num_rows: int) -> dict[str, Any]:
     """Return columns that have the same text in each row."""
-    zeros = np.zeros(num_rows, np.int64)
-    encoded = {name: np.frombuffer(text.encode(), np.uint8) for name, text in texts.items()}
-    return {name: Spans(text, zeros, zeros + text.shape[0]) for name, text in encoded.items()}
+    scalars = {name: pa.scalar(text.encode(), pa.large_binary()) for name, text in texts.items()}
+    return {name: pa.repeat(scalar, num_rows) for name, scalar in scalars.items()}
 
 
 def _is_joinable(values: Any) -> bool:
@@ -210,14 +210,14 @@ def _misfit(column: Column, kind: Any, *, is_sparse: bool) -> str | None:
 
 def parse_rows(rows: Rows, schema: Schema, *, has_label: bool) -> Part:
     """Read every column; a row that one of them finds bad is left out of all."""
-    found = {name: each if isinstance(each, Spans) else plain(each) for name, each in rows.cells.items()}
+    found = {name: plain(each) for name, each in rows.cells.items()}
     is_ragged = rows.is_bad
     columns: list[tuple[Column, Any]] = []
     for column in columns_of(schema, has_label):
         cells = found[column.column]
         if column.list_form is not None:
-            if isinstance(cells, Spans):
-                cells = ListSpans(cells, column.list_form)
+            if holds_text(cells):
+                cells = TextLists(cells, column.list_form)
             elif not is_list(cells.type):  # no row of the file has a list
                 cells = pa.nulls(len(cells), pa.list_(pa.null()))
         columns.append((column, cells))
@@ -314,29 +314,23 @@ def _fault(row: int, column: Column, cells: Any, values: Values) -> Fault:
         cells = elements_of_row(cells, row)
 
     # The value as the log has it: text cut short, or the number.
-    if isinstance(cells, Spans):
-        found = bytes(cells.text[cells.starts[position] : cells.stops[position]])
-        shown = shown_bytes(found)
-        is_missing = not found
-    else:
-        is_missing = not cells[position].is_valid
-        shown = str(cells[position].as_py())
+    found = cells[position].as_py()
+    is_missing = found in (None, b"")
+    shown = shown_bytes(found) if isinstance(found, bytes) else str(found)
     reason = _REASONS.get(column.kind, "bad_category")
     remedy = None
     if is_missing:
         reason = reason.replace("bad", "missing")  # where a row may lack a value, a missing one is good
         shown = "nothing"
     else:
-        remedy = _remedy(column, cells, position)
+        remedy = _remedy(column, cells[position : position + 1])
     return Fault(reason, row, f"{where}: found {shown}, want {_wanted_of(column)}", remedy=remedy)
 
 
-def _remedy(column: Column, cells: Any, position: int) -> str | None:
-    """Return what would make a bad value good, as a hint's beginning, or None."""
-    one = slice(position, position + 1)
-    value = cells.of(one) if isinstance(cells, Spans) else cells[one]
-    if isinstance(value, Spans):
-        word = bytes(value.text[value.starts[0] : value.stops[0]])
+def _remedy(column: Column, value: Any) -> str | None:
+    """Return what would make a bad value, an array of one, good; as a hint's beginning, or None."""
+    word = value[0].as_py()
+    if isinstance(word, bytes):
         if column.may_lack and word.lower() in MISSING_WORDS:
             missing = json.dumps([*column.form.missing, word.decode()])
             return f"if {word.decode()} stands for a missing value, set missing = {missing} in the schema"

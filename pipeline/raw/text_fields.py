@@ -1,240 +1,103 @@
-"""Read the numbers of fields of text, cut lists into elements, and look at many bytes together.
+"""Columns of text: the numbers in them, and lists cut into elements.
 
-Exact, every bound checked. A field is a span of a byte array, so the same kernels read text columns of CSV
-and of Parquet files, whose offsets are spans already. Bytes are compared as machine words, eight or
-sixty-four at a time, by instructions that Numba does not expose. Each such function is plain Python, which
-defines it, and one or a few machine instructions when compiled.
+A column of text is an Arrow array of large_binary without nulls, whose empty texts are missing values. Where
+texts recur it may be a dictionary array of them.
 
 Lists are plain ones between separators, or those of JSON, Python, Postgres or NumPy in brackets, such as
-``["a", "b"]``, ``{a,b}`` or ``[1 2]``. Kernels find the elements as spans of the text; what is around each
+``["a", "b"]``, ``{a,b}`` or ``[1 2]``. A kernel finds the elements as spans of the text; what is around each
 distinct one in brackets is left out in Python.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from decimal import Decimal
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from llvmlite import ir
-from numba import types
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ...stats.kernel import kernel
-from ...stats.simd import address_of, written_for
-
-_TAB = 9
-_NEWLINES_IN_WORD = 10
-CHUNK_BYTES = 64
-_WORD = ir.IntType(64)
-_BYTE = ir.IntType(8)
-
-
-def _hex_values() -> NDArray[np.uint32]:
-    table = np.full(256, 16, np.uint32)
-    for digit, character in enumerate("0123456789abcdef"):
-        table[ord(character)] = digit
-        table[ord(character.upper())] = digit
-    return table
-
-
-HEX_VALUES: Final = _hex_values()
-"""(256,); the value of each byte as a hex digit, 16 where it is none."""
-
-
-def load8(text: NDArray[np.uint8], position: np.uint64) -> np.uint64:
-    """Return eight bytes from ``position`` on as one word, the first lowest."""
-    return np.uint64(sum(int(text[int(position) + i]) << (8 * i) for i in range(8)))
-
-
-def find_separators(text: NDArray[np.uint8], position: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return a bit for each of CHUNK_BYTES bytes from ``position`` on: tab or newline, and newline alone."""
-    separators = 0
-    newlines = 0
-    for i in range(CHUNK_BYTES):
-        byte = text[int(position) + i]
-        separators |= int(byte == _TAB or byte == _NEWLINES_IN_WORD) << i
-        newlines |= int(byte == _NEWLINES_IN_WORD) << i
-    return np.uint64(separators), np.uint64(newlines)
-
-
-def _load(context: Any, builder: Any, given: Any, arguments: Any, kind: Any) -> Any:
-    """Emit an unaligned load, inline: a function that takes the array would count references to it."""
-    address = address_of(context, builder, given.args[0], *arguments)
-    loaded = builder.load(builder.bitcast(address, kind.as_pointer()))
-    loaded.align = 1
-    return loaded
-
-
-@written_for(load8, types.uint64, None, types.uint64)
-def _load8(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
-    return _load(context, builder, given, arguments, _WORD)
-
-
-@written_for(find_separators, types.UniTuple(types.uint64, 2), None, types.uint64)
-def _find_separators(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
-    # Compare 64 bytes together; the 64 one-bit results are then read as one word.
-    kind = ir.VectorType(_BYTE, CHUNK_BYTES)
-    chunk = _load(context, builder, given, arguments, kind)
-    tabs, newlines = (
-        builder.bitcast(builder.icmp_unsigned("==", chunk, ir.Constant(kind, [byte] * CHUNK_BYTES)), _WORD)
-        for byte in (_TAB, _NEWLINES_IN_WORD)
-    )
-    return context.make_tuple(builder, given.return_type, [builder.or_(tabs, newlines), newlines])
-
-
-class Spans(NamedTuple):
-    """Fields of text: ``text[starts[i]:stops[i]]``."""
-
-    text: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
-
-    def of(self, fields: Any) -> Spans:
-        """Return some fields: their numbers, or a slice."""
-        return Spans(self.text, self.starts[fields], self.stops[fields])
-
-    def copy(self) -> Spans:
-        """Return the same fields, whose places have their own memory."""
-        return Spans(self.text, self.starts.copy(), self.stops.copy())
-
+from ...stats.kernel import kernel, read_only
 
 GOOD: Final = 0
 MISSING: Final = 1
 BAD: Final = 2
 """States of a field: it holds a value, is empty, or holds something it should not."""
 
-_MINUS: Final = 45
-_POINT: Final = 46
-_ZERO: Final = 48
+_ROWS_TOGETHER: Final = 256
+"""Rows of which all columns are copied while their text is in the cache."""
+
+
+def arrays_of(text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[Any]:
+    """Return columns of fields ``text[starts[column, row]:stops[column, row]]`` as Arrow arrays."""
+    num_columns, num_rows = starts.shape
+    bounds = np.concatenate([[0], np.cumsum((stops - starts).sum(axis=1))])
+    joined = np.empty(bounds[-1], np.uint8)
+    ends = np.zeros((num_columns, num_rows + 1), np.int64)
+    join_columns(read_only(text), starts, stops, bounds, joined, ends)
+    pairs = zip(bounds.tolist(), bounds[1:].tolist(), strict=False)
+    bytes_of_columns = [pa.py_buffer(joined[first:stop]) for first, stop in pairs]
+    return [
+        pa.Array.from_buffers(pa.large_binary(), num_rows, [None, pa.py_buffer(own_ends), own_bytes])
+        for own_ends, own_bytes in zip(ends, bytes_of_columns, strict=True)
+    ]
 
 
 @kernel
-def parse_integers(
-    spans: Spans, most_below: np.uint64, most_above: np.uint64, are_codes: bool, rounds_down: bool
-) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-    """Read decimal integers, ``-?[0-9]+(\\.0*)?``, in ``[-most_below, most_above]``.
+def join_columns(
+    text: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+    joined: NDArray[np.uint8],
+    ends: NDArray[np.int64],
+) -> None:
+    """Copy fields column after column. Exact.
 
     Args:
-        spans: the fields.
-        most_below: how far below 0 a value may be.
-        most_above: the largest value.
-        are_codes: digits after a leading 0 are bad, because 7 and 007 would be one value.
-        rounds_down: a fraction may have any digits, and is left out: -0.5 is read as -1.
-
-    Returns:
-        Values, negative ones as two's complement, 0 where there is none; and states: GOOD, MISSING or BAD.
+        starts: (num_columns, num_rows).
+        stops: (num_columns, num_rows).
+        bounds: (num_columns + 1,), where the bytes of each column begin.
+        joined: (bounds[-1],) out.
+        ends: (num_columns, num_rows + 1) out, the first of each column 0: where its fields end in its bytes.
     """
-    text, starts, stops = spans
-    values = np.zeros(starts.shape[0], np.uint64)
-    states = np.full(starts.shape[0], BAD, np.uint8)
-    # Limits as quotient and remainder by ten: ``value * 10 + digit`` exceeds one if (value, digit) does.
-    below = (most_below // np.uint64(10), most_below % np.uint64(10))
-    above = (most_above // np.uint64(10), most_above % np.uint64(10))
-    for i in range(starts.shape[0]):
-        position = starts[i]
-        stop = stops[i]
-        if position == stop:
-            states[i] = MISSING
-            continue
-        is_negative = text[position] == _MINUS
-        if is_negative:
-            position += 1
-        limit = below if is_negative else above
-        is_code = are_codes and position + 1 < stop and text[position] == _ZERO
-        if is_code and _ZERO <= text[position + 1] <= _ZERO + 9:
-            continue
-
-        # Digits, compared with the limit before each is added: a uint64 never overflows.
-        value = np.uint64(0)
-        first = position
-        while position < stop and _ZERO <= text[position] <= _ZERO + 9:
-            digit = np.uint64(text[position] - _ZERO)
-            if value > limit[0] or (value == limit[0] and digit > limit[1]):
-                break
-            value = value * np.uint64(10) + digit
-            position += 1
-        is_number = position > first
-
-        # "3." and "3.00" are the integer 3: some tools write integers as floats.
-        if is_number and position < stop and text[position] == _POINT:
-            position += 1
-            is_more = False
-            while position < stop and (
-                text[position] == _ZERO or (rounds_down and _ZERO <= text[position] <= _ZERO + 9)
-            ):
-                is_more |= text[position] != _ZERO
-                position += 1
-            if is_more and is_negative:
-                value += np.uint64(1)
-        if is_number and position == stop:
-            values[i] = ~value + np.uint64(1) if is_negative else value
-            states[i] = GOOD
-    return values, states
+    for first in range(0, starts.shape[1], _ROWS_TOGETHER):
+        for column in range(starts.shape[0]):
+            place = bounds[column] + ends[column, first]
+            for row in range(first, min(first + _ROWS_TOGETHER, starts.shape[1])):
+                for position in range(starts[column, row], stops[column, row]):
+                    joined[place] = text[position]
+                    place += 1
+                ends[column, row + 1] = place - bounds[column]
 
 
-@kernel
-def parse_hex8(spans: Spans) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-    """Read fields of eight hex digits, either case, as numbers; returns as `parse_integers`."""
-    text, starts, stops = spans
-    values = np.zeros(starts.shape[0], np.uint64)
-    states = np.full(starts.shape[0], BAD, np.uint8)
-    for i in range(starts.shape[0]):
-        if starts[i] == stops[i]:
-            states[i] = MISSING
-        elif stops[i] - starts[i] == 8:
-            # ``seen`` collects the bits of all digits: 16 is set if one of them is no hex digit.
-            value = np.uint32(0)
-            seen = np.uint32(0)
-            for digit in range(8):
-                nibble = HEX_VALUES[text[starts[i] + digit]]
-                value = np.uint32(value << np.uint32(4)) | nibble
-                seen |= nibble
-            if seen < 16:
-                values[i] = value
-                states[i] = GOOD
-    return values, states
+def bytes_of(texts: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the bytes of texts, and where each begins in them and the last one ends, (num_texts + 1,)."""
+    _, offsets, text = texts.buffers()
+    ends = np.zeros(1, np.int64)
+    if len(texts):
+        ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return np.frombuffer(text, np.uint8) if text is not None else np.zeros(0, np.uint8), ends
 
 
-@kernel
-def join_spans(spans: Spans) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Concatenate fields; returns where each begins, (num_fields + 1,), and their bytes."""
-    text, starts, stops = spans
-    offsets = np.zeros(starts.shape[0] + 1, np.int64)
-    for i in range(starts.shape[0]):
-        offsets[i + 1] = offsets[i] + stops[i] - starts[i]
-    joined = np.empty(offsets[-1], np.uint8)
-    for i in range(starts.shape[0]):
-        for byte in range(offsets[i + 1] - offsets[i]):
-            joined[offsets[i] + byte] = text[starts[i] + byte]
-    return offsets, joined
+def lengths_of(texts: Any) -> NDArray[np.int64]:
+    """Return the bytes of each text, (num_texts,)."""
+    return np.diff(bytes_of(texts)[1])
 
 
-def array_of(spans: Spans, kind: Any = None, is_valid: NDArray[np.bool_] | None = None) -> Any:
-    """Return texts as an Arrow array of large_binary or ``kind``, one after another; some perhaps null."""
-    bits = None if is_valid is None else np.packbits(is_valid, bitorder="little")
-    buffers = [None if each is None else pa.py_buffer(each) for each in (bits, *join_spans(spans))]
-    return pa.Array.from_buffers(kind or pa.large_binary(), spans.starts.shape[0], buffers)
-
-
-def distinct_places(spans: Spans) -> tuple[Spans, NDArray[np.integer[Any]] | slice]:
-    """Return fields of distinct places, for numbered texts share them, and the number of each field's."""
-    text, starts, stops = spans
-    if int((stops - starts).sum()) <= text.shape[0]:
-        return spans, slice(None)
-    width = text.shape[0] + 1
-    places = pa.array(starts * width + stops).dictionary_encode()
-    return Spans(text, *np.divmod(places.dictionary.to_numpy(), width)), places.indices.to_numpy()
-
-
-def distinct_texts(spans: Spans) -> tuple[Any, NDArray[np.int32]]:
-    """Return the distinct texts as an Arrow array, in their order of occurrence, and the number of each."""
-    places, numbers = distinct_places(spans)
-    encoded = array_of(places).dictionary_encode()
-    return encoded.dictionary, encoded.indices.to_numpy()[numbers]
+def distinct(texts: Any) -> tuple[Any, NDArray[np.int32]]:
+    """Return the distinct texts of a column, in their order of occurrence, and the number of each."""
+    if not pa.types.is_dictionary(texts.type):
+        encoded = texts.dictionary_encode()
+        return encoded.dictionary, encoded.indices.to_numpy()
+    # Numbered ones may be used by no row, or be equal to others.
+    used = texts.indices.dictionary_encode()
+    found, numbers = distinct(texts.dictionary.take(used.dictionary))
+    return found, numbers[used.indices.to_numpy()]
 
 
 _TOGETHER = 1024
@@ -243,34 +106,107 @@ _TOGETHER = 1024
 
 def of_each(texts: Any, function: Callable[[bytes], Any], dtype: Any) -> NDArray[Any]:
     """Return what a function gives for each of an Arrow array of texts, (num_texts,)."""
-    pieces = (texts.slice(first, _TOGETHER) for first in range(0, len(texts), _TOGETHER))
-    return np.fromiter((function(each) for piece in pieces for each in piece.to_pylist()), dtype, len(texts))
+    return np.fromiter((function(each) for piece in _pieces(texts) for each in piece), dtype, len(texts))
+
+
+def _pieces(texts: Any) -> Iterator[list[bytes]]:
+    for first in range(0, len(texts), _TOGETHER):
+        yield texts.slice(first, _TOGETHER).to_pylist()
+
+
+def _strings_of(texts: Any) -> Any:
+    """Return texts as strings that are casted, empty ones null; nothing is copied, UTF-8 or not."""
+    _, offsets, text = texts.buffers()
+    is_there = pa.py_buffer(np.packbits(lengths_of(texts) > 0, bitorder="little"))
+    begin = 8 * texts.offset if len(texts) else 0
+    return pa.Array.from_buffers(pa.large_string(), len(texts), [is_there, offsets.slice(begin), text])
+
+
+def _states_of(texts: Any, is_good: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    return np.where(is_good, GOOD, np.where(lengths_of(texts) > 0, BAD, MISSING)).astype(np.uint8)
 
 
 _DECIMAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
-def parse_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+def parse_decimals(texts: Any) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """Read finite numbers of the form of _DECIMAL to the nearest float64, ties to even. Exact.
 
     Returns:
         Values, 0 where there is none; and states: GOOD, MISSING or BAD.
     """
-    spans, numbers = distinct_places(spans)
-    is_there = spans.starts < spans.stops
-    texts = array_of(spans, pa.large_string(), is_there)
+    strings = _strings_of(texts)
     try:
-        read = texts.cast(pa.float64())
+        read = strings.cast(pa.float64())
     except pa.ArrowInvalid:  # one is no number
-        import pyarrow.compute as pc  # takes a fifth of the start of a command
-
-        is_number = pc.match_substring_regex(texts, _DECIMAL)
-        read = pc.if_else(is_number, texts, None).cast(pa.float64())
+        is_number = pc.match_substring_regex(strings, _DECIMAL)
+        read = pc.if_else(is_number, strings, None).cast(pa.float64())
     # Arrow reads words such as nan, and numbers that are too large, as what is not finite.
     found = read.fill_null(np.nan).to_numpy()
     is_good = np.isfinite(found)
-    states = np.where(is_good, GOOD, np.where(is_there, BAD, MISSING)).astype(np.uint8)
-    return np.where(is_good, found, 0.0)[numbers], states[numbers]
+    return np.where(is_good, found, 0.0), _states_of(texts, is_good)
+
+
+_MINUS: Final = 45
+_ZERO: Final = 48
+
+
+def parse_integers(
+    texts: Any, most_below: int, most_above: int, are_codes: bool, rounds_down: bool
+) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """Read decimal integers, ``-?[0-9]+(\\.0*)?``, in ``[-most_below, most_above]``. Exact.
+
+    Args:
+        texts: the fields.
+        most_below: how far below 0 a value may be.
+        most_above: the largest value.
+        are_codes: digits after a leading 0 are bad, because 7 and 007 would be one value.
+        rounds_down: a fraction may have any digits, and is left out: -0.5 is read as -1.
+
+    Returns:
+        Values, negative ones as two's complement, 0 where there is none; and states: GOOD, MISSING or BAD.
+    """
+    text, ends = bytes_of(texts)
+    firsts = ends[:-1][np.diff(ends) > 1]
+    try:
+        if (text[firsts + (text[firsts] == _MINUS)] == _ZERO).any():
+            raise pa.ArrowInvalid("may be 007, or 0x7, which Arrow reads")
+        numbers = _strings_of(texts).cast(pa.int64())
+        found = numbers.fill_null(0).to_numpy()
+        fits = (
+            (found >= -most_below) & (found <= most_above) & numbers.is_valid().to_numpy(zero_copy_only=False)
+        )
+    except pa.ArrowInvalid:
+        found, fits = _odd_integers(texts, most_below, most_above, are_codes, rounds_down)
+    return np.where(fits, found, 0).astype(np.int64).view(np.uint64), _states_of(texts, fits)
+
+
+def _odd_integers(
+    texts: Any, most_below: int, most_above: int, are_codes: bool, rounds_down: bool
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return integers of any form, and which of them are some that fit, as `parse_integers` reads them."""
+    digits = "(0|[1-9][0-9]{0,19})" if are_codes else "0*([0-9]{1,20})"
+    form = f"^(-?){digits}(?:\\.{'[0-9]' if rounds_down else '0'}*)?$"
+    is_number = pc.match_substring_regex(texts, form)
+    whole = pc.replace_substring_regex(pc.if_else(is_number, texts, b"0"), form, r"\1\2")
+    numbers = _strings_of(whole).cast(pa.decimal128(38, 0))
+    low, high = (pa.scalar(Decimal(end), numbers.type) for end in (-most_below, most_above))
+    is_within = pc.and_(pc.greater_equal(numbers, low), pc.less_equal(numbers, high))
+    fits = pc.and_(is_number, is_within)
+    kind = pa.int64() if most_above < 2**63 else pa.uint64()
+    found = pc.if_else(fits, numbers, pa.scalar(Decimal(0), numbers.type)).cast(kind).to_numpy()
+    if rounds_down:
+        found = found - pc.match_substring_regex(texts, r"^-.*\..*[1-9]").to_numpy(zero_copy_only=False)
+    return found.view(np.int64), fits.to_numpy(zero_copy_only=False)
+
+
+def parse_hex8(texts: Any) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """Read fields of eight hex digits, either case, as numbers; returns as `parse_integers`."""
+    is_number = pc.match_substring_regex(texts, "^[0-9a-fA-F]{8}$").to_numpy(zero_copy_only=False)
+    text, ends = bytes_of(texts.filter(pa.array(is_number)))
+    found = np.zeros(len(texts), np.uint64)
+    found[is_number] = np.frombuffer(bytes.fromhex(text[: ends[-1]].tobytes().decode()), ">u4")
+    return found, _states_of(texts, is_number)
 
 
 _OPENING: Final = (91, 123, 40)
@@ -299,10 +235,10 @@ class ListForm:
 
 
 @dataclass(frozen=True, slots=True)
-class ListSpans:
-    """Text of one column of lists, one field each."""
+class TextLists:
+    """A column of text with a list in each field."""
 
-    fields: Spans
+    fields: Any
     form: ListForm
 
 
@@ -366,34 +302,37 @@ def _inside(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int, b
 
 @kernel
 def split_lists(
-    spans: Spans, separator: NDArray[np.uint8], weight_separator: NDArray[np.uint8], has_brackets: bool
-) -> tuple[Spans, NDArray[np.int64]]:
+    text: NDArray[np.uint8],
+    ends: NDArray[np.int64],
+    separator: NDArray[np.uint8],
+    weight_separator: NDArray[np.uint8],
+    has_brackets: bool,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Find the elements of lists. Exact.
 
     Plain lists have one on both sides of each separator. In brackets an empty list has none, and no element
     follows a last separator; a blank as the separator may be there any number of times.
 
     Args:
-        spans: the lists.
+        text: the bytes of all lists.
+        ends: (num_lists + 1,), where each begins, and the last one ends.
         separator: its bytes.
         weight_separator: bytes between an element and its weight; none without weights.
         has_brackets: as `ListForm` has it.
 
     Returns:
-        The elements, and where those of each list begin, (num_lists + 1,).
+        Where each element begins and ends, and which is the first of each list, (num_lists + 1,).
     """
-    text, starts, stops = spans
     # At most one element more than the first byte of separators is there.
-    most = starts.shape[0]
-    for i in range(starts.shape[0]):
-        for position in range(starts[i], stops[i]):
-            most += text[position] == separator[0]
+    most = ends.shape[0] - 1
+    for position in range(ends[0], ends[-1]):
+        most += text[position] == separator[0]
     element_starts, element_stops = np.empty(most, np.int64), np.empty(most, np.int64)
-    offsets = np.zeros(starts.shape[0] + 1, np.int64)
+    offsets = np.zeros(ends.shape[0], np.int64)
     skips_empty = separator.shape[0] == 1 and separator[0] in _BLANKS
     element = 0
-    for i in range(starts.shape[0]):
-        first, stop = starts[i], stops[i]
+    for i in range(ends.shape[0] - 1):
+        first, stop = ends[i], ends[i + 1]
         is_list = False
         if has_brackets:
             first, stop = _trimmed(text, first, stop)
@@ -421,49 +360,25 @@ def split_lists(
             position += separator.shape[0]
             begin = position
         offsets[i + 1] = element
-    return Spans(text, element_starts[:element], element_stops[:element]), offsets
+    return element_starts[:element], element_stops[:element], offsets
 
 
-@kernel
-def cut_weights(spans: Spans, weight_separator: NDArray[np.uint8]) -> Spans:
-    """End elements before the last weight separator in each, in place.
-
-    Args:
-        spans: the elements.
-        weight_separator: its bytes.
-
-    Returns:
-        The weights without blanks around them, empty where an element has none.
-    """
-    text, starts, stops = spans
-    weight_starts, weight_stops = stops.copy(), stops.copy()
-    for i in range(starts.shape[0]):
-        position = stops[i] - weight_separator.shape[0]
-        while position >= starts[i] and not _is_at(text, position, stops[i], weight_separator):
-            position -= 1
-        if position >= starts[i]:
-            first = position + weight_separator.shape[0]
-            weight_starts[i], weight_stops[i] = _trimmed(text, first, stops[i])
-            stops[i] = position
-    return Spans(text, weight_starts, weight_stops)
-
-
-def elements_of(lists: ListSpans) -> tuple[Spans, NDArray[np.int64], NDArray[np.bool_]]:
+def elements_of(lists: TextLists) -> tuple[Any, NDArray[np.int64], NDArray[np.bool_]]:
     """Split lists into elements.
 
     Returns:
-        The elements; where those of each field begin, (num_fields + 1,); and which of them are refused,
-        (num_elements,): a list in a list, or one whose weight is no number.
+        The elements, a column of text; where those of each field begin, (num_fields + 1,); and which of them
+        are refused, (num_elements,): a list in a list, or one whose weight is no number.
     """
-    form = lists.form
-    separator, weight_separator = (
-        np.frombuffer(mark.encode(), np.uint8) for mark in (form.separator, form.weight_separator)
-    )
-    found, offsets = split_lists(lists.fields, separator, weight_separator, form.has_brackets)
-    is_refused = np.zeros(found.starts.shape[0], np.bool_)
-    if weight_separator.size:
-        is_there = found.starts < found.stops
-        weights = cut_weights(found, weight_separator)
+    form, fields = lists.form, lists.fields
+    text, ends = bytes_of(fields.dictionary_decode() if pa.types.is_dictionary(fields.type) else fields)
+    marks = (np.frombuffer(mark.encode(), np.uint8) for mark in (form.separator, form.weight_separator))
+    starts, stops, offsets = split_lists(text, ends, *marks, form.has_brackets)
+    (found,) = arrays_of(text, starts[None], stops[None])
+    is_refused = np.zeros(len(found), np.bool_)
+    if form.weight_separator:
+        is_there = lengths_of(found) > 0
+        found, weights = _without_weights(found, form.weight_separator)
         is_refused = is_there & (parse_decimals(weights)[1] != GOOD)
     if form.has_brackets or form.trims:
         found, is_list = _bare(found, form.has_brackets)
@@ -471,19 +386,25 @@ def elements_of(lists: ListSpans) -> tuple[Spans, NDArray[np.int64], NDArray[np.
     return found, offsets, is_refused
 
 
-def _bare(spans: Spans, has_quotes: bool) -> tuple[Spans, NDArray[np.bool_]]:
+def _without_weights(elements: Any, separator: str) -> tuple[Any, Any]:
+    """Return elements up to the last separator in each, and what follows it without blanks, if any."""
+    pairs = pc.split_pattern(elements, separator, max_splits=1, reverse=True)
+    ends = np.asarray(pairs.offsets)
+    weights = pc.if_else(
+        pc.equal(pc.list_value_length(pairs), 2), pairs.values.take(pa.array(ends[1:] - 1)), b""
+    )
+    return pairs.values.take(pa.array(ends[:-1])), pc.replace_substring_regex(
+        weights, r"^[ \t\n\r]+|[ \t\n\r]+$", ""
+    )
+
+
+def _bare(elements: Any, has_quotes: bool) -> tuple[Any, NDArray[np.bool_]]:
     """Return elements without the blanks and quotes around them, and which of them are lists themselves."""
-    texts, numbers = distinct_texts(spans)
-    joined = bytearray()
-
-    def put(text: bytes) -> int:
-        joined.extend(_value_of(text, has_quotes))
-        return len(joined)
-
-    stops = of_each(texts, put, np.int64)
-    starts = np.concatenate([np.zeros(1, np.int64), stops])[:-1]
+    texts, numbers = distinct(elements)
+    pieces = ([_value_of(text, has_quotes) for text in piece] for piece in _pieces(texts))
+    values = pa.chunked_array((pa.array(piece, pa.large_binary()) for piece in pieces), pa.large_binary())
     is_list = of_each(texts, lambda text: has_quotes and text.lstrip(_BLANK_BYTES)[:1] in _LISTS, np.bool_)
-    return Spans(np.frombuffer(joined, np.uint8), starts[numbers], stops[numbers]), is_list[numbers]
+    return values.combine_chunks().take(pa.array(numbers)), is_list[numbers]
 
 
 def _value_of(text: bytes, has_quotes: bool) -> bytes:

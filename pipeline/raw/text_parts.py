@@ -37,7 +37,6 @@ from .part import (
     without_mark,
 )
 from .raw_file import RawFile
-from .text_fields import Spans
 
 MAX_FIELD_BYTES: Final = 64
 """A field longer than this is refused as such, whatever it holds."""
@@ -244,12 +243,9 @@ class TextPart:
         block = self.block.read()
         if block.num_bytes == 0:
             return None
-        # The thread reads the next block to the same place.
-        block = replace(block.tallied(), text=block.text.copy())
+        block = block.tallied()
         rows = self.parts.rows_of(block, self.context)
-        cells = {name: each.copy() if isinstance(each, Spans) else each for name, each in rows.cells.items()}
-        part = Part({}, rows.is_bad.shape[0], Counter(), None)
-        return replace(rows, cells=cells), self._counted(block, part)
+        return rows, self._counted(block, Part({}, rows.is_bad.shape[0], Counter(), None))
 
     def _counted(self, block: Block, part: Part) -> Part:
         """Return a part with the lines and bytes of its block."""
@@ -300,7 +296,7 @@ class TextParts(RawParts):
         return self.parse_rows(self.rows_of(block, context))
 
     def rows_of(self, block: Block, context: int | None) -> Rows:
-        """Return the rows of a block before their values are read; the thread's next block replaces them."""
+        """Return the rows of a block before their values are read."""
         raise NotImplementedError
 
     def parse_rows(self, rows: Rows) -> Part:

@@ -41,7 +41,6 @@ from ..folders.resume import Continuation, starts_with
 from ..folders.totals import ColumnsFacts, ColumnsTotals, RawLog
 from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
-from ..raw.column_values import shown_time
 from ..raw.log_files import (
     REMEDY,
     check_log,
@@ -594,6 +593,8 @@ def _check_order(file: RawFile, facts: ColumnsFacts, tally: _Tally, parts: RawPa
     if facts.first_time is None:
         return
     if tally.last_time is not None and facts.first_time < tally.last_time:
+        from ..raw.column_values import shown_time
+
         line = tally.lines + tally.other_lines + parts.num_header_lines
         earlier, later = shown_time(facts.first_time), shown_time(tally.last_time)
         raise InputError(

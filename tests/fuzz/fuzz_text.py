@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, parse_lines
 from hotset.pipeline.raw.csv_parts import TRAILING, UNCLOSED, WHOLE, Dialect, split_records
-from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, Spans, parse_hex8, parse_integers
+from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, arrays_of, parse_hex8, parse_integers
 from hotset.pipeline.raw.text_parts import MAX_FIELD_BYTES, classify_line
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
 from hotset.tests.support.naive.naive_fields import Marks, naive_integer, naive_records
@@ -240,8 +240,8 @@ def check_fields(text: bytes, marks: Marks, memory: GuardedText) -> Counter[str]
         for row, (_, record) in enumerate(wanted):
             spans = zip(starts[: len(record), row], stops[: len(record), row], strict=True)
             assert [bytes(bytes_[a:b]) for a, b in spans] == record[:_NUM_COLUMNS], text
-        for column in range(_NUM_COLUMNS):
-            counts += _check_numbers(bytes_, starts[column, :num_found], stops[column, :num_found])
+        for array in arrays_of(bytes_, starts[:, :num_found], stops[:, :num_found]):
+            counts += _check_numbers(array)
         counts["good record"] += num_found
         status = {"unclosed": UNCLOSED, "trailing": TRAILING}.get(broken[0], WHOLE) if broken else WHOLE
         assert end[0] == status, text
@@ -255,16 +255,12 @@ def check_fields(text: bytes, marks: Marks, memory: GuardedText) -> Counter[str]
     return counts
 
 
-def _check_numbers(
-    text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]
-) -> Counter[str]:
-    fields = [bytes(text[a:b]) for a, b in zip(starts, stops, strict=True)]
+def _check_numbers(array: Any) -> Counter[str]:
+    fields = array.to_pylist()
     counts: Counter[str] = Counter()
     for kind, naive in (("integer", lambda field: naive_integer(field, -_MOST, _MOST)), ("hex", naive_hex)):
-        spans = Spans(text, starts, stops)
-        limits = np.uint64(_MOST), np.uint64(_MOST)
         values, states = (
-            parse_integers(spans, *limits, False, False) if kind == "integer" else parse_hex8(spans)
+            parse_integers(array, _MOST, _MOST, False, False) if kind == "integer" else parse_hex8(array)
         )
         wanted = [naive(field) for field in fields]
         assert list(zip(values.tolist(), states.tolist(), strict=True)) == wanted

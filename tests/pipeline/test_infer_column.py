@@ -13,13 +13,13 @@ import pytest
 
 from hotset.pipeline.infer_column import InferredColumn, formats_of, infer_column, infer_list, infer_times
 from hotset.pipeline.raw.text_fields import ListForm
-from hotset.tests.support.logs.text_spans import spans_of
+from hotset.tests.support.logs.text_columns import texts_of
 
 NUM_ROWS = 600
 
 
 def of_text(texts: list[str], name: str = "c") -> InferredColumn:
-    return infer_column(name, spans_of(texts), len(texts), [name])
+    return infer_column(name, texts_of(texts), len(texts), [name])
 
 
 def of_arrow(values: list[Any], kind: Any) -> InferredColumn:
@@ -174,7 +174,7 @@ def test_lists_that_end_with_a_separator_are_remarked() -> None:
 
 
 def test_a_name_that_cannot_stand_in_a_schema_is_left_out() -> None:
-    values = spans_of(["1", "2"])
+    values = texts_of(["1", "2"])
     twice = infer_column("c", values, 2, ["c", "d", "c"])
     assert (twice.note, twice.is_readable) == ("there are two columns of that name", False)
     assert not infer_column("../c", values, 2, ["../c"]).is_used
@@ -195,9 +195,9 @@ def inferred(values: Any, name: str = "c", names: tuple[str, ...] = ()) -> Infer
 
 
 def test_a_single_moment_is_no_feature() -> None:
-    found = inferred(spans_of(["2024-05-06 10:00"] * NUM_TIMES))
+    found = inferred(texts_of(["2024-05-06 10:00"] * NUM_TIMES))
     assert (found.is_used, found.note) == (False, "times with the same hour and weekday in every row")
-    assert inferred(spans_of(["2024-05-06 10:00"] * 3)).is_used, "of few rows it may be an accident"
+    assert inferred(texts_of(["2024-05-06 10:00"] * 3)).is_used, "of few rows it may be an accident"
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ns", tz="UTC"), pa.date64(), pa.date32()])
@@ -214,7 +214,7 @@ def test_integers_are_times_where_they_ascend_or_are_called_so(unit: str, is_tex
     numbers = [(1_600_000_000 + row // 2 * 600) * ticks for row in range(2 * NUM_TIMES)]
 
     def of(numbers: list[int]) -> Any:
-        return spans_of([str(number) for number in numbers]) if is_text else pa.array(numbers)
+        return texts_of([str(number) for number in numbers]) if is_text else pa.array(numbers)
 
     times = infer_times("c", of(numbers), ["c"])
     assert times is not None and times.is_certain and (times.features, times.form.unit) == (BOTH, unit)
@@ -231,13 +231,13 @@ def test_integers_are_times_where_they_ascend_or_are_called_so(unit: str, is_tex
 def test_other_values_are_no_times() -> None:
     few = ["1413849600"] * 60 + ["1413849601"] * 60
     for texts in (["2024-05-06"] * 60 + ["soon"] * 60, ["2024-05-06x"] * 9, few, ["1", "2"], [""] * 3):
-        assert infer_times("c", spans_of(texts), ["c"]) is None
+        assert infer_times("c", texts_of(texts), ["c"]) is None
 
 
 def test_names_of_features_collide_with_no_column() -> None:
-    times = inferred(spans_of([str(time) for time in STEPS]), names=("c_hour", "c_hour_")).times
+    times = inferred(texts_of([str(time) for time in STEPS]), names=("c_hour", "c_hour_")).times
     assert times is not None and times.features == (("c_hour__", "hour"), ("c_weekday", "weekday"))
-    assert not inferred(spans_of([str(time) for time in STEPS]), "c" * 199).is_used
+    assert not inferred(texts_of([str(time) for time in STEPS]), "c" * 199).is_used
 
 
 FIRST = datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.UTC)
@@ -265,7 +265,7 @@ MOMENTS = [FIRST + datetime.timedelta(seconds=977 * row) for row in range(400)]
 @pytest.mark.parametrize("order", [1, -1])
 def test_times_in_text_are_known_by_their_format(format: str, wanted: str | None, order: int) -> None:
     texts = [moment.strftime(format) for moment in MOMENTS][::order]
-    found = inferred(spans_of(texts), "event_time")
+    found = inferred(texts_of(texts), "event_time")
     assert found.times is not None and found.times.form.format == wanted
     assert [kind for _, kind in found.times.features] == ["hour", "weekday"]
     assert found.times.is_ascending == (order == 1) and found.times.is_moment
@@ -273,55 +273,55 @@ def test_times_in_text_are_known_by_their_format(format: str, wanted: str | None
 
 def test_dates_in_digits_are_times_if_there_are_many() -> None:
     texts = [moment.strftime("%Y%m%d") for moment in [FIRST + datetime.timedelta(row) for row in range(60)]]
-    for values in (spans_of(texts), pa.array([int(text) for text in texts])):
+    for values in (texts_of(texts), pa.array([int(text) for text in texts])):
         times = inferred(values).times
         assert times is not None and times.features == BOTH[1:] and times.form.format == "%Y%m%d"
-    assert inferred(spans_of(texts[:5])).times is None, "codes may look like dates"
-    assert inferred(spans_of(["20231114"] * 200)).kind == "integer"
+    assert inferred(texts_of(texts[:5])).times is None, "codes may look like dates"
+    assert inferred(texts_of(["20231114"] * 200)).kind == "integer"
 
 
 def test_month_and_day_that_cannot_be_told_apart_give_no_weekday() -> None:
     texts = [f"0{row % 5 + 1}/0{row % 7 + 1}/2024 {row % 24:02}:30" for row in range(NUM_TIMES)]
-    found = inferred(spans_of(texts))
+    found = inferred(texts_of(texts))
     assert found.times is not None and found.times.features == BOTH[:1] and not found.times.is_moment
     assert "no weekday, for its format may be '%m/%d/%Y %H:%M' or '%d/%m/%Y %H:%M'" in found.note
-    dates = inferred(spans_of([text.split()[0] for text in texts]))
+    dates = inferred(texts_of([text.split()[0] for text in texts]))
     assert not dates.is_used and "its format may be '%m/%d/%Y' or '%d/%m/%Y'" in dates.note
     # In the order of a log only one of them never goes back.
     steps = [f"{row // 20 + 1}/{row // 10 % 2 + 1}/2024 0:00" for row in range(NUM_TIMES)]
-    told = inferred(spans_of(steps)).times
+    told = inferred(texts_of(steps)).times
     assert told is not None and told.form.format == "%m/%d/%Y %H:%M" and told.is_moment
 
 
 def test_behind_the_year_comes_the_month() -> None:
     texts = [f"2024.{row % 5 + 1:02}.{row % 7 + 1:02} {row % 24:02}:30" for row in range(NUM_TIMES)]
-    times = inferred(spans_of(texts)).times
+    times = inferred(texts_of(texts)).times
     assert times is not None and times.form.format == "%Y.%m.%d %H:%M" and len(times.features) == 2
 
 
 def test_times_before_1970_are_no_times_of_samples() -> None:
     for year, is_moment in ((1965, False), (1970, True)):
         times = inferred(
-            spans_of([f"{year}-01-{row % 28 + 1:02} {row % 24:02}:30" for row in range(300)])
+            texts_of([f"{year}-01-{row % 28 + 1:02} {row % 24:02}:30" for row in range(300)])
         ).times
         assert times is not None and times.features == BOTH and times.is_moment == is_moment
 
 
 def test_a_clock_may_be_a_duration() -> None:
     texts = [f"{row % 24:02}:{row % 60:02}" for row in range(NUM_TIMES)]
-    assert inferred(spans_of(texts), "length").times is None
-    times = inferred(spans_of(texts), "local_time").times
+    assert inferred(texts_of(texts), "length").times is None
+    times = inferred(texts_of(texts), "local_time").times
     assert times is not None and [kind for _, kind in times.features] == ["hour"] and not times.is_moment
 
 
 def test_seconds_may_be_fractions_and_early_ones_need_a_name() -> None:
     for values in (
         pa.array([1.6e9 + 0.25 + 977 * row for row in range(NUM_TIMES)]),
-        spans_of([f"{1.6e9 + 0.25 + 977 * row}" for row in range(NUM_TIMES)]),
+        texts_of([f"{1.6e9 + 0.25 + 977 * row}" for row in range(NUM_TIMES)]),
     ):
         times = inferred(values).times
         assert times is not None and times.form.unit == "s"
-    early = spans_of([str(874_724_710 + 99_991 * (row * 7 % 120)) for row in range(NUM_TIMES)])
+    early = texts_of([str(874_724_710 + 99_991 * (row * 7 % 120)) for row in range(NUM_TIMES)])
     assert inferred(early, "timestamp").times is not None and infer_times("user", early, ["user"]) is None
 
 
@@ -338,5 +338,5 @@ def test_what_is_no_time_has_no_format() -> None:
         "100%",
         "7/8",
     ):
-        fitting = [format for format in formats_of(text) if inferred(spans_of([text] * 2)).times is not None]
+        fitting = [format for format in formats_of(text) if inferred(texts_of([text] * 2)).times is not None]
         assert fitting == [], text

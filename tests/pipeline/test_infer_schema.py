@@ -34,7 +34,7 @@ from hotset.pipeline.schema.schema_file import read_schema, schema_named
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.logs.other_logs import columns_in, draw_log, naive_columns, write_csv, write_parquet
-from hotset.tests.support.logs.text_spans import spans_of
+from hotset.tests.support.logs.text_columns import texts_of
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])
@@ -524,9 +524,9 @@ def test_a_column_of_times_is_offered_as_the_time_of_the_samples(tmp_path: Path,
 
 def test_the_label_is_a_column_of_zeros_and_ones_without_gaps() -> None:
     columns: list[tuple[str, Any]] = [
-        ("gaps", spans_of(["0", "1", ""])),
-        ("three", spans_of(["0", "1", "2"])),
-        ("flag", spans_of(["1", "0", "1"])),
+        ("gaps", texts_of(["0", "1", ""])),
+        ("three", texts_of(["0", "1", "2"])),
+        ("flag", texts_of(["1", "0", "1"])),
         ("Click", pa.array([0, 1, 1], pa.int8())),
         ("lists", pa.array([[0], [1], [1]], pa.list_(pa.int64()))),
     ]
@@ -558,7 +558,7 @@ def test_the_label_is_a_column_of_zeros_and_ones_without_gaps() -> None:
     ],
 )
 def test_the_label_is_known_by_a_word_of_its_name(names: list[str], label: str | None) -> None:
-    columns = [(name, spans_of(["0", "1", "1"])) for name in names]
+    columns = [(name, texts_of(["0", "1", "1"])) for name in names]
     inferred = [infer_column(name, values, 3, names) for name, values in columns]
     found = infer_label(inferred, columns)
     assert found.name == label
@@ -566,7 +566,7 @@ def test_the_label_is_known_by_a_word_of_its_name(names: list[str], label: str |
 
 
 def found_in(columns: dict[str, Any], *, has_names: bool = True) -> InferredLabel:
-    pairs = [(name, spans_of(each) if isinstance(each, list) else each) for name, each in columns.items()]
+    pairs = [(name, texts_of(each) if isinstance(each, list) else each) for name, each in columns.items()]
     inferred = [infer_column(name, values, 6, list(columns)) for name, values in pairs]
     return infer_label(inferred, pairs, has_names=has_names)
 
@@ -596,7 +596,7 @@ def test_labels_of_other_forms_say_which_values_are_one(
     found = found_in({"other": ["a", "b", "a", "c", "d"][: len(values)], name: values})
     assert (found.name, found.above, found.positive) == (name, above, positive)
     assert note in " ".join(found.notes) and bool(note) == bool(found.notes)
-    ones = is_positive(found, spans_of(values) if isinstance(values, list) else values)
+    ones = is_positive(found, texts_of(values) if isinstance(values, list) else values)
     if note.startswith("from"):
         np.testing.assert_array_equal(ones, [float(value) > float(above or 0) for value in values])
     else:
@@ -657,7 +657,7 @@ def test_a_column_that_knows_the_label_says_how() -> None:
     }
     reasons = {}
     for name, texts in columns.items():
-        column = infer_column(name, spans_of(texts), 300, list(columns))
-        reasons[name] = follows_label(column, spans_of(texts), "click", clicked)
+        column = infer_column(name, texts_of(texts), 300, list(columns))
+        reasons[name] = follows_label(column, texts_of(texts), "click", clicked)
     wanted = {"twin": "it is 1 - click in every row", "later": "it is 0 wherever click is 0"}
     assert reasons == wanted | {"free": None, "word": None}

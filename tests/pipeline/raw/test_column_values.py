@@ -31,36 +31,29 @@ from hotset.pipeline.raw.column_values import (
     plain,
     read_column,
 )
-from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, ListForm, ListSpans, Spans
+from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, ListForm, TextLists
 from hotset.pipeline.schema.schema import Form
-from hotset.tests.support.logs.text_spans import spans_of
+from hotset.tests.support.logs.text_columns import texts_of
 
 
 def test_hashes_are_those_of_each_text_alone(rng: np.random.Generator) -> None:
     texts = [rng.bytes(int(length)) for length in rng.integers(0, 300, 200)] * 2 + [b"", b"\0", b"a" * 5000]
-    text = np.frombuffer(b"..".join(texts), np.uint8)
-    stops = np.cumsum([len(each) + 2 for each in texts]) - 2
-    starts = stops - np.array([len(each) for each in texts])
-    assert hash_text(Spans(text, starts, stops))[0].tolist() == [
-        xxhash.xxh3_64_intdigest(each) for each in texts
-    ]
+    assert hash_text(texts_of(texts))[0].tolist() == [xxhash.xxh3_64_intdigest(each) for each in texts]
 
 
 def test_distinct_texts_are_counted() -> None:
-    text = np.frombuffer(b"abaab", np.uint8)
-    starts = np.array([0, 1, 2, 0, 3, 0])
-    _, found = hash_text(Spans(text, starts, starts + np.array([1, 1, 1, 0, 2, 2])))
+    _, found = hash_text(texts_of(["a", "b", "a", "", "ab", "ab"]))
     assert found.texts.to_pylist() == [b"a", b"b", b"", b"ab"] and found.counts.tolist() == [2, 1, 1, 2]
     assert found.hashes.tolist() == [xxhash.xxh3_64_intdigest(each) for each in found.texts.to_pylist()]
 
 
 def test_no_texts_give_no_hashes() -> None:
-    assert hash_text(spans_of([]))[0].shape == (0,)
+    assert hash_text(texts_of([]))[0].shape == (0,)
 
 
 def test_the_hash_is_pinned() -> None:
     """Vocabularies are made of it."""
-    found, _ = hash_text(spans_of(["hotset"]))
+    found, _ = hash_text(texts_of(["hotset"]))
     assert found.tolist() == [xxhash.xxh3_64_intdigest(b"hotset", seed=0)]
     assert xxhash.xxh3_64_hexdigest(b"") == "2d06800538d394c2"
 
@@ -111,7 +104,7 @@ LABELS: dict[str, tuple[Form, list[str], list[int | str | None]]] = {
 @pytest.mark.parametrize("case", LABELS)
 def test_labels_of_text_are_read_in_each_form(case: str) -> None:
     form, texts, wanted = LABELS[case]
-    assert states_and_values(read_column(spans_of(texts), "label", form)) == wanted
+    assert states_and_values(read_column(texts_of(texts), "label", form)) == wanted
     same = read_column(plain(pa.array(texts).dictionary_encode()), "label", form)
     assert states_and_values(same) == wanted
 
@@ -191,15 +184,15 @@ def test_fixed_bytes_and_json_are_text_and_uuids_their_usual_form() -> None:
 @pytest.mark.parametrize(
     ("values", "kind", "wanted"),
     [
-        (spans_of(["NULL", "7", "", "-1", "null"]), "integer", [None, 7, None, None, "bad"]),
-        (spans_of(["NULL", "-", "-1.5"]), "float", [None, "bad", -1]),
+        (texts_of(["NULL", "7", "", "-1", "null"]), "integer", [None, 7, None, None, "bad"]),
+        (texts_of(["NULL", "-", "-1.5"]), "float", [None, "bad", -1]),
         (plain(pa.array(["NULL", "2024-01-02 03:04", None]).dictionary_encode()), "hour", [None, 3, None]),
         (pa.array([-1, 7, None]), "integer", [None, 7, None]),
         (pa.array([-1, 7, None], pa.float32()), "integer", [None, 7, None]),
         (pa.array([D("-1"), D("7"), None], pa.decimal128(20, 0)), "integer", [None, 7, None]),
         (pa.array([[-1, 7], None, [5]]), "integer", [None, 7, None, 5]),
         (pa.array([["NULL", "7"], None]), "integer", [None, 7, None]),
-        (ListSpans(spans_of(["7|NULL", "NULL"]), ListForm("|")), "integer", [7, None, None]),
+        (TextLists(texts_of(["7|NULL", "NULL"]), ListForm("|")), "integer", [7, None, None]),
     ],
 )
 def test_words_for_a_missing_value_are_missing(
@@ -207,14 +200,14 @@ def test_words_for_a_missing_value_are_missing(
 ) -> None:
     form = Form(missing=("NULL", "-1", "256"))
     assert states_and_values(read_column(values, kind, form)) == wanted
-    assert "bad" in states_and_values(read_column(spans_of(["NULL"]), kind))
+    assert "bad" in states_and_values(read_column(texts_of(["NULL"]), kind))
 
 
 def test_codes_with_leading_zeros_are_no_integers() -> None:
     texts = ["02031", "2031", "0", "-07", "00", "0.0", "10"]
-    assert states_and_values(read_column(spans_of(texts), "integer")) == ["bad", 2031, 0, "bad", "bad", 0, 10]
-    assert states_and_values(read_column(spans_of(texts), "dense")) == [2031, 2031, 0, 2**64 - 7, 0, 0, 10]
-    assert other_kind(spans_of(["02031"]), "integer", is_element=False) == "text"
+    assert states_and_values(read_column(texts_of(texts), "integer")) == ["bad", 2031, 0, "bad", "bad", 0, 10]
+    assert states_and_values(read_column(texts_of(texts), "dense")) == [2031, 2031, 0, 2**64 - 7, 0, 0, 10]
+    assert other_kind(texts_of(["02031"]), "integer", is_element=False) == "text"
 
 
 UTC = datetime.UTC
@@ -259,7 +252,7 @@ def check_texts(texts: list[str]) -> None:
 
 
 def _check(texts: list[str]) -> None:
-    seconds, states = parse_times(spans_of(texts))
+    seconds, states = parse_times(texts_of(texts))
     for text, found, state in zip(texts, seconds.tolist(), states.tolist(), strict=True):
         wanted = naive_seconds(text)
         assert state == (MISSING if not text else BAD if wanted is None else GOOD), text
@@ -312,10 +305,10 @@ def test_features_are_those_of_the_moment(kind: str, rng: np.random.Generator) -
     seconds = [*rng.integers(-(10**10), 10**10, 40).tolist(), -1, 0, 86_399, 86_400]
     wanted = [naive_feature(kind, second) for second in seconds]
     assert (
-        read_column(spans_of([str(second) for second in seconds]), kind, Form("s")).values.tolist() == wanted
+        read_column(texts_of([str(second) for second in seconds]), kind, Form("s")).values.tolist() == wanted
     )
     texts = [(EPOCH + datetime.timedelta(seconds=second)).strftime("%Y-%m-%d %H:%M:%S") for second in seconds]
-    assert read_column(spans_of(texts), kind).values.tolist() == wanted
+    assert read_column(texts_of(texts), kind).values.tolist() == wanted
     # The last tick of a second is still in it, before 1970 too.
     for unit, ticks in TICKS.items():
         last = [second * ticks + ticks - 1 for second in seconds if abs(second) < 2**33]
@@ -337,7 +330,7 @@ def test_features_are_those_of_the_moment(kind: str, rng: np.random.Generator) -
     [
         pa.array([None, 7], pa.timestamp("ms")),
         pa.array([None, None], pa.int64()),
-        spans_of(["", "2024-05-06"]),
+        texts_of(["", "2024-05-06"]),
     ],
 )
 def test_missing_times_stay_missing(values: Any) -> None:
@@ -358,7 +351,7 @@ FORMATS = (
 
 
 def seconds_in(texts: list[str], format: str) -> list[int | None]:
-    found = read_column(spans_of(texts), "sample_time", Form(format=format))
+    found = read_column(texts_of(texts), "sample_time", Form(format=format))
     return [int(v) if s == GOOD else None for v, s in zip(found.values, found.states, strict=True)]
 
 
@@ -447,9 +440,9 @@ def test_no_zone_changes_its_offset_twice_a_day() -> None:
 def test_a_zone_is_of_hours_and_weekdays_alone() -> None:
     texts = ["2023-11-14 22:13:20", "2023-11-15T06:13:20+08:00", "2023-11-14 22:13:20 UTC"]
     form = Form(zone="Asia/Shanghai")
-    assert read_column(spans_of(texts), "hour", form).values.tolist() == [6, 6, 6]
-    assert read_column(spans_of(texts), "weekday", form).values.tolist() == [3, 3, 3]
-    assert read_column(spans_of(texts), "sample_time", form).values.tolist() == [1_700_000_000] * 3
+    assert read_column(texts_of(texts), "hour", form).values.tolist() == [6, 6, 6]
+    assert read_column(texts_of(texts), "weekday", form).values.tolist() == [3, 3, 3]
+    assert read_column(texts_of(texts), "sample_time", form).values.tolist() == [1_700_000_000] * 3
     assert read_column(
         pa.array([1_700_000_000]), "hour", Form("s", zone="Asia/Shanghai")
     ).values.tolist() == [6]
@@ -473,12 +466,12 @@ def test_a_zone_is_of_hours_and_weekdays_alone() -> None:
     ],
 )
 def test_numbers_with_a_unit_are_rounded_down(text: str, unit: str, wanted: int | None) -> None:
-    found = read_column(spans_of([text]), "sample_time", Form(unit))
+    found = read_column(texts_of([text]), "sample_time", Form(unit))
     assert (int(found.values[0]) if found.states[0] == GOOD else None) == wanted
     if "x" not in text:
         typed = pa.array([decimal.Decimal(text)]).cast(pa.decimal128(38, 4))
         found = read_column(typed, "sample_time", Form(unit))
         assert (int(found.values[0]) if found.states[0] == GOOD else None) == wanted
-    assert read_column(spans_of(["-0.5"]), "hour", Form(unit)).values.tolist() == [23]
+    assert read_column(texts_of(["-0.5"]), "hour", Form(unit)).values.tolist() == [23]
     floats = read_column(pa.array([-0.5, float("nan"), 1.5, np.inf]), "hour", Form("s"))
     assert floats.values.tolist() == [23, 0, 0, 0] and floats.states.tolist() == [GOOD, MISSING, GOOD, BAD]
