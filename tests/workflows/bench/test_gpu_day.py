@@ -73,6 +73,26 @@ class Hiding:
 
 sys.meta_path[:] = map(Hiding, sys.meta_path)
 '''
+_IN_ONE_PROCESS = """
+import subprocess, sys, types
+from hotset.workflows.bench import gpu_day
+
+class Process:
+    pid = 1 << 30  # which no process has
+
+    def __init__(self, command, **_):
+        self.status = gpu_day.run_part(command[command.index("part") + 1 :])
+
+    def wait(self, timeout=0.0):
+        return self.status
+
+    def kill(self):
+        pass
+
+gpu_day.subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": Process})
+sys.exit(gpu_day.main())
+"""
+"""A day whose parts run in its own process: to import torch for each takes as long as a third of them."""
 _OF_THE_IMAGE = ("torch", "triton", "numba", "numpy", "pyarrow", "xxhash", "safetensors", "pytest")
 
 
@@ -96,7 +116,7 @@ def parts_that_misbehave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.usefixtures("parts_that_misbehave")
 def test_a_part_that_ends_badly_is_named_and_the_next_one_begins(tmp_path: Path) -> None:
     names = ("crashes", "hangs", "fails", "ends well")
-    parts = [part(name, most_seconds=6.0 if name == "hangs" else 60.0) for name in names]
+    parts = [part(name, most_seconds=gpu_day._LEAST_SECONDS if name == "hangs" else 60.0) for name in names]
     lines: list[str] = []
     out = tmp_path / "day.json"
     result = run_day(parts, DaySettings(device="cpu"), out, tmp_path, lines.append)
@@ -265,7 +285,7 @@ def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
     # One width stands for all: a part has nothing else of its own.
     names = [part.name for part in PARTS if not part.is_extra and part.name not in ("speed-64", "speed-128")]
     options += ["--only", ",".join(names)]
-    found = run_without(beyond, tmp_path, "-m", "hotset.workflows.bench.gpu_day", *options)
+    found = run_without(beyond, tmp_path, "-c", _IN_ONE_PROCESS, *options)
     result = json.loads(out.read_text())
     said = [part["output"][-2000:] for part in result["parts"] if part["status"] != "ok"]
     assert found.returncode == 0, "\n".join([found.stdout, found.stderr, *said])
@@ -283,23 +303,23 @@ def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_missing_package_ends_the_parts_that_need_it_and_no_other(tmp_path: Path) -> None:
-    imports = "import importlib; from hotset.workflows.bench import gpu_day\n"
-    imports += "for part in (*gpu_day.PARTS, *gpu_day._INNER):\n"
-    imports += "    module, name = part.function.split('.')\n"
-    imports += "    getattr(importlib.import_module(f'hotset.workflows.bench.{module}'), name)"
-    found = run_without({"pytest", "safetensors"}, tmp_path, "-c", imports)
-    assert found.returncode == 0, found.stderr
-    arguments = ["--device", "late", "--small", "--scratch", str(tmp_path)]
-    arguments += ["--records", str(tmp_path / "records")]
-    call = ["-m", "hotset.workflows.bench.gpu_day", "part"]
-    found = run_without({"pytest"}, tmp_path, *call, "tests", *arguments)
-    assert found.returncode == 1 and "No module named 'pytest'" in found.stderr
+    words = ["part", "tests", "--device", "late", "--small", "--scratch", str(tmp_path)]
+    words += ["--records", str(tmp_path / "records")]
+    program = "import importlib; from hotset.workflows.bench import gpu_day\n"
+    program += "for part in (*gpu_day.PARTS, *gpu_day._INNER):\n"
+    program += "    module, name = part.function.split('.')\n"
+    program += "    getattr(importlib.import_module(f'hotset.workflows.bench.{module}'), name)\n"
+    program += f"print('all are there'); gpu_day.main({words!r})"
+    found = run_without({"pytest", "safetensors"}, tmp_path, "-c", program)
+    assert found.returncode == 1 and found.stdout == "all are there\n", found.stderr
+    assert found.stderr.endswith("No module named 'pytest'\n")
 
 
 @pytest.mark.slow
 def test_a_part_that_hangs_prints_where_it_is(tmp_path: Path) -> None:
-    hanging = "import time; from hotset.workflows.bench import gpu_checks, gpu_day; "
-    hanging += "gpu_checks.try_verbs = lambda *_: time.sleep(2); "
+    hanging = "import time, types; from hotset.workflows.bench import gpu_day\n"
+    hanging += "module = types.SimpleNamespace(try_verbs=lambda *_: time.sleep(2))\n"
+    hanging += "gpu_day.importlib = types.SimpleNamespace(import_module=lambda *_: module)\n"
     words = ["part", "verbs", "--records", "x", "--scratch", str(tmp_path), "--seconds", "4"]
     found = run_without(set(), tmp_path, "-c", f"{hanging}gpu_day.main({words!r})")
     assert "Timeout" in found.stderr and "in <lambda>" in found.stderr
