@@ -23,7 +23,7 @@ import hotset
 from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.folders.manifest import Manifest, hash_file
 from hotset.tests.support.resealed import write_manifest
-from hotset.tests.support.scored_runs import ScoredRun, run_on_criteo, run_on_lists
+from hotset.tests.support.scored_runs import ScoredRun, run_on_lists
 from hotset.train.config import ROW_TYPES, ExportConfig, RowType
 from hotset.train.serving import changes as module
 from hotset.train.serving.changes import TableChanges, apply_changes, export_changes
@@ -145,25 +145,28 @@ def test_the_graph_is_that_of_a_whole_export(
 
 @pytest.mark.slow
 def test_the_folder_is_that_of_a_whole_export(folders: Folders, tmp_path: Path) -> None:
+    """To record a program takes seconds, so one whole export stands for both."""
     config = ExportConfig(row_type="int8")
     export_run(folders.old.run, tmp_path / "old", config)
-    export_run(folders.new.run, tmp_path / "new", config)
-    export_changes(folders.new.run, folders.old.run, tmp_path / "changes", config)
-    assert hotset.apply(tmp_path / "old", tmp_path / "changes", tmp_path / "out") == tmp_path / "out"
-    files = sorted(path.name for path in (tmp_path / "new").iterdir())
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == files
+    for name, run, since in (("new", folders.new, folders.old), ("back", folders.old, folders.new)):
+        export_changes(run.run, since.run, tmp_path / f"to {name}", config)
+    assert hotset.apply(tmp_path / "old", tmp_path / "to new", tmp_path / "new") == tmp_path / "new"
+    assert_program_of(folders.new, tmp_path / "new", config)
+    apply_changes(tmp_path / "new", tmp_path / "to back", tmp_path / "back")
+    assert_program_of(folders.old, tmp_path / "back", config)
+    files = sorted(path.name for path in (tmp_path / "old").iterdir())
+    assert sorted(path.name for path in (tmp_path / "back").iterdir()) == files
     for name in files:
         if name not in ("model.pt2", "manifest.json"):
-            assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "new" / name).read_bytes(), name
-    programs = [torch.export.load(tmp_path / name / "model.pt2") for name in ("out", "new")]
-    found, wanted = (program.state_dict for program in programs)
+            assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "old" / name).read_bytes(), name
+
+
+def assert_program_of(scored: ScoredRun, exported: Path, config: ExportConfig) -> None:
+    """Compare the rows and layers of a recorded program with those of the graph of a run."""
+    found = torch.export.load(exported / "model.pt2").state_dict
+    wanted = build_graph(RunTables.open(scored.run), config).state_dict()
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    # A folder that was made so can be changed again, here back to the old run.
-    export_changes(folders.old.run, folders.new.run, tmp_path / "back", config)
-    apply_changes(tmp_path / "out", tmp_path / "back", tmp_path / "again")
-    again, first = (torch.export.load(tmp_path / name / "model.pt2").state_dict for name in ("again", "old"))
-    assert all(torch.equal(again[name], first[name]) for name in first)
 
 
 def test_changes_of_another_run_or_type_are_refused(
@@ -233,14 +236,6 @@ Store = dict[tuple[str, int | str], list[float]]
 """The rows of a server by table and category, and those of "oov" and "missing"."""
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[ScoredRun, ScoredRun]:
-    """Runs on two logs of one schema: most categories are in both vocabularies, under other ids."""
-    folders = [tmp_path_factory.mktemp(name) for name in ("old", "new")]
-    old, new = (run_on_lists(folder, seed=seed) for seed, folder in enumerate(folders))
-    return old, new
-
-
 def store_of(run: Path) -> Store:
     """Every row of a run."""
     found = RunTables.open(run)
@@ -270,17 +265,14 @@ def apply(store: Store, changes: Mapping[str, torch.Tensor]) -> Store:
     return store
 
 
-def test_a_server_ends_with_the_rows_of_the_new_run(
-    runs: tuple[ScoredRun, ScoredRun], tmp_path: Path
-) -> None:
-    old, new = runs
-    counts = export_changes(new.run, old.run, tmp_path / "changes")
+def test_a_server_ends_with_the_rows_of_the_new_run(folders: Folders, tmp_path: Path) -> None:
+    counts = export_changes(folders.new.run, folders.old.run, tmp_path / "changes")
     changes = load_file(tmp_path / "changes/changes.safetensors")
-    assert apply(store_of(old.run), changes) == store_of(new.run)
+    assert apply(store_of(folders.old.run), changes) == store_of(folders.new.run)
     assert any(each.num_gone for each in counts) and any(each.num_new for each in counts)
     assert all(each.num_changed <= each.num_rows - each.num_new for each in counts)
     dense = {name: tensor for name, tensor in changes.items() if name.startswith("dense.")}
-    weights = RunTables.open(new.run).weights
+    weights = RunTables.open(folders.new.run).weights
     assert dense.keys() == {name for name in weights if name.startswith("dense.")}
     assert all(torch.equal(tensor, weights[name]) for name, tensor in dense.items())
     inputs = Manifest.read(tmp_path / "changes").inputs
@@ -288,10 +280,8 @@ def test_a_server_ends_with_the_rows_of_the_new_run(
 
 
 @pytest.mark.parametrize("row_type", ROW_TYPES)
-def test_rows_that_stayed_are_not_written(
-    runs: tuple[ScoredRun, ScoredRun], tmp_path: Path, row_type: RowType
-) -> None:
-    old, new = runs
+def test_rows_that_stayed_are_not_written(folders: Folders, tmp_path: Path, row_type: RowType) -> None:
+    old, new = folders.old, folders.new
     counts = export_changes(new.run, new.run, tmp_path / "none", ExportConfig(row_type=row_type))
     assert all((each.num_new, each.num_changed, each.num_gone) == (0, 0, 0) for each in counts)
     export_changes(new.run, old.run, tmp_path / "changes", ExportConfig(row_type=row_type))
@@ -306,10 +296,9 @@ def test_rows_that_stayed_are_not_written(
     assert torch.equal(changes["site.rows"], packed)
 
 
-def test_other_tables_are_refused(runs: tuple[ScoredRun, ScoredRun], tmp_path: Path) -> None:
-    other = run_on_criteo(tmp_path)
+def test_other_tables_are_refused(folders: Folders, tmp_path: Path) -> None:
+    other = run_on_lists(tmp_path)
     with pytest.raises(ConfigError, match="have other tables, schemas or labels"):
-        export_changes(runs[0].run, other.run, tmp_path / "changes")
-    settings: dict[str, Any] = {"onnx": True}
+        export_changes(folders.old.run, other.run, tmp_path / "changes")
     with pytest.raises(ConfigError, match="changes have no graph"):
-        export_changes(runs[0].run, runs[1].run, tmp_path / "changes", ExportConfig(**settings))
+        export_changes(folders.old.run, folders.new.run, tmp_path / "changes", ExportConfig(onnx=True))

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from hotset.train.serving.predict import RunPredictor, RunTables
 from hotset.train.serving.serving_inputs import ServingInputs
 
 TOLERANCE = 1e-5
+HAS_ONNX = all(map(find_spec, ("onnxruntime", "onnxscript")))
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +46,15 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> ScoredRun:
 
 @pytest.fixture(scope="module")
 def exported(lists: ScoredRun) -> Path:
-    """The run exported for torch."""
+    """The run as a folder for servers, for ONNX Runtime too where it is installed."""
     out = lists.run.parent / "exported"
-    export_run(lists.run, out)
+    export_run(lists.run, out, ExportConfig(onnx=HAS_ONNX))
     return out
+
+
+def blocks_of(exported: Path) -> list[str]:
+    """Return the programs of the README."""
+    return re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.DOTALL)
 
 
 def columns_of(log: Log) -> dict[str, list[Any]]:
@@ -167,12 +174,12 @@ def test_the_program_runs_where_hotset_is_not(exported: Path, lists: ScoredRun, 
     """In a process that cannot import it, on batches of one and of many samples, by the README."""
     assert lists.lines is not None
     (tmp_path / "columns.json").write_text(json.dumps(columns_of(lists.lines)))
-    blocks = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    blocks = blocks_of(exported)
+    assert len(blocks) == 2 + HAS_ONNX
     code = "\n".join(
         [
             "import sys; sys.modules['hotset'] = None",
-            *blocks,
+            *blocks[:2],
             "import json; assert probability.shape == logit.shape == (2,)",
             f"columns = json.load(open({str(tmp_path / 'columns.json')!r}))",
             "run = lambda columns: model(*inputs.for_torch(columns))[1].tolist()",
@@ -189,29 +196,24 @@ def test_the_program_runs_where_hotset_is_not(exported: Path, lists: ScoredRun, 
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not HAS_ONNX, reason="the extra onnx is not installed")
 def test_onnx_runtime_gives_the_logits_too(
-    lists: ScoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lists: ScoredRun, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
-    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     assert lists.lines is not None
-    for row_type in ("fp32", "int8"):
-        export_run(lists.run, tmp_path / row_type, ExportConfig(onnx=True, row_type=row_type))
-        blocks = re.findall(
-            r"```python\n(.*?)```", (tmp_path / row_type / "README.md").read_text(), re.DOTALL
-        )
-        monkeypatch.chdir(tmp_path / row_type)
-        monkeypatch.syspath_prepend(str(tmp_path / row_type))
+    columns = columns_of(lists.lines)
+    export_run(lists.run, tmp_path / "int8", ExportConfig(onnx=True, row_type="int8"))
+    of_int8 = logits_of_graph(lists, columns, row_type="int8")
+    for folder, wanted in ((exported, lists.evaluated()), (tmp_path / "int8", of_int8)):
+        blocks = blocks_of(folder)
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))
         monkeypatch.delitem(sys.modules, "serving_inputs", raising=False)
         names: dict[str, Any] = {}
         for block in (blocks[0], blocks[2]):
             exec(block, names)  # the README's own words
         assert names["logit"].shape == names["probability"].shape == (2,)
-        inputs = names["inputs"].for_onnx(columns_of(lists.lines))
-        (logit,) = names["session"].run(["logit"], inputs)
-        wanted = lists.evaluated()
-        if row_type == "int8":
-            wanted = logits_of_graph(lists, columns_of(lists.lines), row_type="int8")
+        (logit,) = names["session"].run(["logit"], names["inputs"].for_onnx(columns))
         assert_close(logit, wanted)
 
 
@@ -238,6 +240,7 @@ def test_the_folder_is_sealed_and_not_written_twice(exported: Path, lists: Score
     manifest = Manifest.read(exported)
     assert manifest.inputs == [{"name": "run", "fingerprint": Manifest.read(lists.run).fingerprint}]
     names = {"model.pt2", "model.json", "features.json", "serving_inputs.py", "README.md"}
+    names |= {"model.onnx", "model.onnx.data"} if HAS_ONNX else set()
     assert {entry.path for entry in manifest.files} == names
     for entry in manifest.files:
         manifest.hashed_path(entry)

@@ -174,8 +174,8 @@ def test_every_runtime_and_applied_changes_have_the_probabilities_of_predict(
     # A later run, whose changes are applied to the folder of the first.
     later = tmp_path / "later"
     hotset.fit(folder / "data", later, seed=5, threads=1, embedding_lr=0.3, progress=False)
-    command = ["export", "-q", str(later), "--since", str(folder / "run"), "--out", str(tmp_path / "changes")]
-    assert main(command) == 0
-    applied = hotset.apply(exported, tmp_path / "changes", tmp_path / "applied", progress=False)
+    changes, applied = str(tmp_path / "changes"), tmp_path / "applied"
+    assert main(["export", "-q", str(later), "--since", str(folder / "run"), "--out", changes]) == 0
+    assert main(["apply", "-q", changes, "--to", str(exported), "--out", str(applied)]) == 0
     wanted = hotset.predict(later, log, progress=False)["probability"].to_numpy()
     assert_close(served(applied), wanted)

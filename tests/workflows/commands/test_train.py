@@ -13,12 +13,11 @@ from typing import Any
 
 import polars as pl
 import pytest
-import torch
 from rich.console import Console
 
 from hotset.pipeline.runtime import progress
 from hotset.pipeline.runtime.tasks import ProgressCallback
-from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
+from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo
 from hotset.train.serving import changes as module
 from hotset.train.serving.changes import TableChanges
 from hotset.workflows.cli import main
@@ -462,20 +461,3 @@ def test_folders_that_are_no_exports_are_refused_in_one_line(
     (line, *hints) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {tmp_path}") and all(each.startswith("hint: ") for each in hints)
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.slow
-def test_an_exported_run_is_led_to_the_next_from_the_command_line(tmp_path: Path) -> None:
-    runs = {}
-    for seed, name in enumerate(("old", "new")):
-        (tmp_path / name).mkdir()
-        runs[name] = run_on_lists(tmp_path / name, seed=seed).run
-        assert main(["export", str(runs[name]), "--out", str(tmp_path / f"{name}-exported")]) == 0
-    command: list[Any] = ["export", runs["new"], "--since", runs["old"], "--out", tmp_path / "changes"]
-    assert main([str(word) for word in command]) == 0
-    command = ["apply", tmp_path / "changes", "--to", tmp_path / "old-exported", "--out", tmp_path / "led"]
-    assert main([str(word) for word in command]) == 0
-    found, wanted = (
-        torch.export.load(tmp_path / name / "model.pt2").state_dict for name in ("led", "new-exported")
-    )
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted) and found.keys() == wanted.keys()
