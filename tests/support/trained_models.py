@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from hotset.tests.support.shard_factory import ShardSpec
@@ -113,3 +114,19 @@ class LinearNet(nn.Module):
     def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         logits: torch.Tensor = self.layer(torch.cat([dense, *embeddings.values()], dim=1))
         return self.scale * logits.squeeze(1)
+
+
+LABEL_COLUMNS = ("label", "label_buy", "label_share")
+
+
+def labeled_batch(labels_BL: NDArray[np.float32], weights_B: NDArray[np.float32] | None = None) -> Batch:
+    """A batch without features, whose further labels are columns of samples."""
+    others = {name: labels_BL[:, number] for number, name in enumerate(LABEL_COLUMNS[: labels_BL.shape[1]])}
+    of_samples: dict[str, Any] = {name: np.ascontiguousarray(found) for name, found in others.items()}
+    label_B = torch.from_numpy(of_samples.pop("label"))
+    if weights_B is not None:
+        of_samples["weight"] = weights_B
+    nothing = torch.zeros(len(labels_BL), 0)
+    return Batch(
+        label_B, nothing, np.zeros((len(labels_BL), 0), np.int32), None, False, of_samples=of_samples
+    )

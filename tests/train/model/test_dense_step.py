@@ -2,7 +2,8 @@
 
 Means of bags against torch's graph over single lookups.
 
-Steps by torch's graph: tiles against the whole batch, threads against one, and what a model draws.
+Steps by torch's graph: tiles against the whole batch, threads against one, and what a model draws. Steps with
+weights and several labels, against torch's graph in float64.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.trained_models import EACH_WAY, assert_equal_bits, assert_placements_agree, trained
+from hotset.tests.support.trained_models import (
+    EACH_WAY,
+    LABEL_COLUMNS,
+    assert_equal_bits,
+    assert_placements_agree,
+    labeled_batch,
+    trained,
+)
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import ModelConfig
@@ -38,8 +46,9 @@ from hotset.train.model.dense_step import (
     build_dense_step,
     random_numbers_of,
 )
-from hotset.train.model.dlrm import DenseModel
-from hotset.train.model.shapes import DcnShape, tables_by_dim
+from hotset.train.model.dlrm import DenseModel, Dlrm
+from hotset.train.model.kernels import Objective
+from hotset.train.model.shapes import DcnShape, dlrm_shape, tables_by_dim
 from hotset.train.model.tbsm import Tbsm
 from hotset.train.threads import WorkThreads
 
@@ -450,3 +459,102 @@ def test_gradients_of_an_earlier_step_are_not_added() -> None:
     wanted = embeddings[0].grad.clone()
     step.train(batch, embeddings, 1)
     assert torch.equal(embeddings[0].grad, wanted)
+
+
+NUM_DENSE, THREE_DIMS = 3, (4, 4, 4)
+
+
+def models(num_logits: int) -> dict[str, DenseModel]:
+    """Models of each kind of step, with their initial values."""
+    deep = ModelConfig(kind="dcnv2", top_widths=(8,), cross_layers=2)
+    parallel = replace(deep, structure="parallel")
+    shape = dlrm_shape(((8,), (16, 8)), NUM_DENSE, len(THREE_DIMS), 4)
+    no_layer = dlrm_shape(((), ()), NUM_DENSE, len(THREE_DIMS), 4)
+    return {
+        "dlrm": Dlrm(replace(shape, num_logits=num_logits), 0),
+        "dlrm without top": Dlrm(replace(no_layer, num_logits=num_logits), 0),
+        "dlrm that drops": Dlrm(replace(shape, num_logits=num_logits, dropout=1e-9), 0),
+        "dcn": Dcn(DcnShape(NUM_DENSE, THREE_DIMS, deep, num_logits), 0),
+        "parallel dcn": Dcn(DcnShape(NUM_DENSE, THREE_DIMS, parallel, num_logits), 0),
+    }
+
+
+@pytest.mark.parametrize("kind", models(1))
+@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.parametrize("by_graph", [False, True])
+def test_steps_of_all_models_have_the_gradients_of_torch(kind: str, num_labels: int, by_graph: bool) -> None:
+    """Several tiles of a batch shorter than the nominal one, against the graph of the whole in float64."""
+    rng = np.random.default_rng(num_labels)
+    labels = rng.choice([0, 1, np.nan], (1100, num_labels)).astype(np.float32)
+    weights = rng.choice([0, 0.5, 2], 1100).astype(np.float32)
+    dense = torch.from_numpy(rng.random((1100, NUM_DENSE), np.float32))
+    batch = replace(labeled_batch(labels, weights), dense_BK=dense, ids_BF=np.zeros((1100, 3), np.int32))
+    emb_BFD = torch.from_numpy(rng.normal(0, 0.5, (1100, len(THREE_DIMS), 4)).astype(np.float32))
+    objective = Objective(LABEL_COLUMNS[:num_labels], (1.0, 0.2, 5.0)[:num_labels])
+    micro_batches = MicroBatches(1200)
+    model = models(num_labels)[kind]
+    step = (
+        GraphStep(model, micro_batches, objective=objective)
+        if by_graph
+        else build_dense_step(model, micro_batches, WorkThreads(2), objective=objective)
+    )
+    own = emb_BFD.clone()
+    loss_sum = step.train(batch, [own])
+
+    twin = models(num_labels)[kind].double().eval()
+    leaf = emb_BFD.double().requires_grad_()
+    logits = twin.logits(dense.double(), [leaf]).view(1100, num_labels)
+    is_there = torch.from_numpy(~np.isnan(labels))
+    losses = binary_cross_entropy_with_logits(
+        logits, torch.from_numpy(labels).double().nan_to_num(), reduction="none"
+    )
+    scales = torch.from_numpy(weights).double()[:, None] * torch.tensor(objective.loss_weights).double()
+    wanted = (losses * scales * is_there).sum()
+    (wanted / 1200).backward()  # type: ignore[no-untyped-call]
+    assert loss_sum.item() == pytest.approx(wanted.item(), rel=1e-4)
+    assert own.grad is not None and leaf.grad is not None
+    torch.testing.assert_close(own.grad.double(), leaf.grad, rtol=1e-3, atol=1e-7)
+    for (name, found), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert found.grad is not None and other.grad is not None, name
+        torch.testing.assert_close(found.grad.double(), other.grad, rtol=1e-3, atol=1e-6)
+    # Predictions have the logits of training.
+    predicted = step.predict(batch, [emb_BFD])
+    assert predicted.shape == ((1100,) if num_labels == 1 else (1100, num_labels))
+    torch.testing.assert_close(predicted.view(1100, -1).double(), logits.detach(), rtol=1e-3, atol=1e-4)
+
+
+def step_of(
+    model: DenseModel, batch: Batch, emb_BFD: torch.Tensor, columns: Sequence[str]
+) -> list[torch.Tensor]:
+    """Return the gradients of the parameters."""
+    objective = Objective(tuple(columns), (1.0,) * len(columns))
+    step = build_dense_step(model, MicroBatches(64), WorkThreads(1), objective=objective)
+    step.train(batch, [emb_BFD])
+    return [each.grad.clone() for each in model.parameters() if each.grad is not None]
+
+
+@given(seed=st.integers(0, 10**6), num_labels=st.integers(1, 2))
+@settings(max_examples=15, deadline=None)
+def test_a_weight_counts_samples(seed: int, num_labels: int) -> None:
+    """2 is the sample twice, 0 the batch without it."""
+    rng = np.random.default_rng(seed)
+    labels = rng.choice([0, 1, np.nan], (20, num_labels)).astype(np.float32)
+    dense = torch.from_numpy(rng.random((20, NUM_DENSE), np.float32))
+    emb_BFD = torch.from_numpy(rng.normal(0, 0.5, (20, len(THREE_DIMS), 4)).astype(np.float32))
+    weights = rng.integers(0, 4, 20).astype(np.float32)
+    rows = np.repeat(np.arange(20), weights.astype(int))
+    found, wanted = (
+        step_of(
+            models(num_labels)["dlrm"],
+            replace(
+                labeled_batch(labels[chosen], own),
+                dense_BK=dense[chosen],
+                ids_BF=np.zeros((len(chosen), 3), np.int32),
+            ),
+            emb_BFD[chosen].clone(),
+            LABEL_COLUMNS[:num_labels],
+        )
+        for chosen, own in ((np.arange(20), weights), (rows, np.ones(len(rows), np.float32)))
+    )
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)

@@ -1,6 +1,7 @@
 """Kernels of the dense step against NumPy and torch, one operation at a time.
 
-Products of oneDNN are those of torch, and are chosen by the kind of the CPU alone.
+Losses with weights, several labels and gaps have the gradients of torch's own. Products of oneDNN are those
+of torch, and are chosen by the kind of the CPU alone.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch.nn.functional import binary_cross_entropy_with_logits
 
+from hotset.tests.support.trained_models import LABEL_COLUMNS, labeled_batch
 from hotset.train.model import kernels
 from hotset.train.model.kernels import (
+    Objective,
+    Targets,
     add_bias_relu,
     add_bias_relu_bf16,
     choose_library,
@@ -255,3 +262,58 @@ def test_products_reuse_memory() -> None:
     command = [sys.executable, "-c", textwrap.dedent(program)]
     found = subprocess.run(command, check=True, capture_output=True, text=True)
     assert int(found.stdout) < 500  # 7 MiB a round are 1,792 pages
+
+
+@given(data=st.data(), num_labels=st.integers(1, 3), num_samples=st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_loss_and_gradients_are_those_of_torch(
+    data: st.DataObject, num_labels: int, num_samples: int
+) -> None:
+    """In float64, over the labels that are there alone."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    labels = rng.choice([0, 1, np.nan], (num_samples, num_labels)).astype(np.float32)
+    weights = (
+        rng.choice([0, 0.25, 1, 7], num_samples).astype(np.float32) if data.draw(st.booleans()) else None
+    )
+    loss_weights = tuple(rng.choice([0.5, 1, 3], num_labels).tolist())
+    logits = torch.from_numpy(rng.normal(0, 4, (num_samples, num_labels)))
+
+    wanted, wanted_grad = torch.zeros((), dtype=torch.float64), torch.zeros_like(logits)
+    for sample in range(num_samples):
+        for label in range(num_labels):
+            if not np.isnan(labels[sample, label]):
+                logit = logits[sample, label].clone().requires_grad_()
+                target = torch.tensor(float(labels[sample, label]), dtype=torch.float64)
+                weight = loss_weights[label] * (1.0 if weights is None else float(weights[sample]))
+                loss = binary_cross_entropy_with_logits(logit, target) * weight
+                (wanted_grad[sample, label],) = torch.autograd.grad(loss, [logit])
+                wanted = wanted + loss.detach()
+
+    targets = Objective(LABEL_COLUMNS[:num_labels], loss_weights).targets(labeled_batch(labels, weights))
+    found = logits.float() if num_labels > 1 else logits.float().squeeze(1)
+    grads = torch.full_like(found, 9.0)
+    loss_sum = targets.write_gradients(found, 1 / 64, grads)
+    assert loss_sum == pytest.approx(wanted.item(), rel=1e-5, abs=1e-6)
+    torch.testing.assert_close(grads.view(num_samples, -1).double() * 64, wanted_grad, rtol=1e-5, atol=1e-6)
+    # The graph of a user's module has the same.
+    leaf = found.clone().requires_grad_()
+    by_graph = targets.loss_sum(leaf)
+    torch.testing.assert_close(by_graph.item(), loss_sum, rtol=1e-5, atol=1e-5)
+    (grad,) = torch.autograd.grad(by_graph / 64, [leaf])
+    torch.testing.assert_close(grad, grads, rtol=1e-5, atol=1e-7)
+
+
+def test_a_loss_of_a_user_has_the_same_gradients(rng: np.random.Generator) -> None:
+    def own(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return binary_cross_entropy_with_logits(logits, labels, weights, reduction="none")
+
+    logits = torch.from_numpy(rng.normal(0, 3, (40, 2)).astype(np.float32))
+    labels = torch.from_numpy(rng.integers(0, 2, (40, 2)).astype(np.float32))
+    weights = torch.from_numpy(rng.random((40, 2), np.float32))
+    found = [torch.empty(40, 2) for _ in range(2)]
+    losses = [
+        Targets(labels, weights, loss).write_gradients(logits, 1 / 64, grads)
+        for loss, grads in zip((None, own), found, strict=True)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-8)
