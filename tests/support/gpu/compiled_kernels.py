@@ -1,7 +1,7 @@
 """Compiles every Triton kernel for a GPU that need not be there: what is launched, with its sizes then.
 
 Run as a program, in a process without Triton's interpreter; prints what is in the code of each kernel. With
-``--machine-code`` it takes the code apart that the GPU runs, too: a third of a second for each.
+``--machine-code`` it takes the code apart that the GPU runs, too.
 
     python -m hotset.tests.support.gpu.compiled_kernels [--machine-code] SIZES[:OPTIMIZER…]…
 
@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +38,7 @@ HOPPER = 90
 """Compute capability of an H200."""
 OPERATIONS = ("HMMA", "FFMA", "LDL", "STL")
 """Of the machine: products of matrices, fused operations, and loads and stores of registers spilled."""
+_INSTRUCTION_BYTES = 16
 _HOST = torch.device("cpu")
 
 
@@ -173,28 +176,47 @@ def facts_of(kernel: Any) -> dict[str, Any]:
     }
 
 
-def machine_facts_of(kernel: Any) -> dict[str, Any]:
-    """The needs of a kernel's machine code, and how often each of `OPERATIONS` is in it."""
+def machine_facts_of(kernels: Sequence[Any]) -> list[dict[str, Any]]:
+    """The needs of each kernel's machine code, and how often each of `OPERATIONS` is in it."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        usage, code = (
-            subprocess.run(
-                [tools / tool, option, file.name], capture_output=True, text=True, check=True
-            ).stdout
-            for tool, option in (("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-c"))
-        )
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found is not None, usage
-    counts = {name: len(re.findall(rf"\b{re.escape(name)}\b", code)) for name in OPERATIONS}
-    return {
-        "registers": int(found[1]),
-        "stack": int(found[2]),
-        **{name: count for name, count in counts.items() if count},
-    }
+
+    def printed(tool: str, data: bytes, *options: str) -> str:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            command = [str(tools / tool), *options, file.name]
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
+        return str(found.stdout)
+
+    # The disassembler takes a third of a second to start, so it gets the instructions of all at once.
+    codes = [instructions_of(kernel.asm["cubin"]) for kernel in kernels]
+    shown = printed("nvdisasm", b"".join(codes), "-b", f"SM{HOPPER}a")
+    lines = re.findall(r"/\*[0-9a-f]{4,}\*/ +(.*?);", shown)
+    assert len(lines) * _INSTRUCTION_BYTES == sum(map(len, codes))
+    facts = []
+    for kernel, code in zip(kernels, codes, strict=True):
+        usage = printed("cuobjdump", kernel.asm["cubin"], "--dump-resource-usage")
+        needs = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+        assert needs is not None, usage
+        own, lines = lines[: len(code) // _INSTRUCTION_BYTES], lines[len(code) // _INSTRUCTION_BYTES :]
+        counts = Counter(word for line in own for word in re.findall(r"\w+", line) if word in OPERATIONS)
+        facts.append({"registers": int(needs[1]), "stack": int(needs[2]), **counts})
+    return facts
+
+
+def instructions_of(cubin: bytes) -> bytes:
+    """Return the code of the one function of an ELF file."""
+    (heads,) = struct.unpack_from("<Q", cubin, 0x28)
+    head_bytes, num_heads, of_names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, heads + n * head_bytes) for n in range(num_heads)]
+    (code,) = (
+        cubin[start : start + size]
+        for name, *_, start, size in sections
+        if cubin.startswith(b".text.", sections[of_names][4] + name)
+    )
+    return code
 
 
 def _constants(kernel: Any) -> dict[str, Any]:
@@ -206,14 +228,18 @@ def main() -> None:
     """Print a line of JSON for every kernel that is launched; code that is the same is looked at once."""
     assert os.environ.get("TRITON_INTERPRET", "0") == "0"
     has_machine_code = "--machine-code" in sys.argv
-    facts: dict[str, dict[str, Any]] = {}
+    launched: list[tuple[str, Any]] = []
     for argument in sys.argv[1 + has_machine_code :]:
         numbers, *optimizers = argument.split(":")
         sizes = LaunchSizes(*map(int, numbers.split(",")))
-        for kernel in compile_launches(partial(launch_all, sizes, optimizers)):
-            if kernel.hash not in facts:
-                facts[kernel.hash] = facts_of(kernel) | (machine_facts_of(kernel) if has_machine_code else {})
-            print(json.dumps({"sizes": numbers, **facts[kernel.hash]}), flush=True)
+        launched += [(numbers, kernel) for kernel in compile_launches(partial(launch_all, sizes, optimizers))]
+    kernels = {kernel.hash: kernel for _, kernel in launched}
+    facts = {name: facts_of(kernel) for name, kernel in kernels.items()}
+    if has_machine_code:
+        for name, found in zip(kernels, machine_facts_of([*kernels.values()]), strict=True):
+            facts[name] |= found
+    for numbers, kernel in launched:
+        print(json.dumps({"sizes": numbers, **facts[kernel.hash]}))
 
 
 if __name__ == "__main__":
