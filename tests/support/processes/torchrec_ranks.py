@@ -87,7 +87,10 @@ class RankPool:
 
 
 def _new_worker() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    # Ranks are forked from one process, which has imported the library.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torchrec", "hotset.train.torchrec.engine"])
+    return ProcessPoolExecutor(1, mp_context=context)
 
 
 def _as_rank(launched: dict[str, str], function: Callable[..., Any], arguments: Any) -> Any:
