@@ -49,7 +49,7 @@ from .data.batch import (
     SeededOrder,
     with_histories,
 )
-from .data.shards import Shards
+from .data.shards import ShardSet
 from .evaluate import Predictor
 from .loop import Trainer
 from .metrics import Answers, Meter
@@ -75,7 +75,7 @@ MOST_READERS = 16
 
 
 def build_trainer(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     order: BatchOrder | None = None,
     spill_folder: Path | None = None,
@@ -156,7 +156,7 @@ def build_trainer(
     )
 
 
-def answers_of_run(shards: Shards, config: TrainConfig, loss_source: LossSource | None) -> Answers:
+def answers_of_run(shards: ShardSet, config: TrainConfig, loss_source: LossSource | None) -> Answers:
     """Return what the logits of the run mean; raise ConfigError where they have no such best score."""
     labels = choose_labels(config, shards.labels)
     predicted = predicts(config.loss, loss_source)
@@ -171,7 +171,7 @@ def answers_of_run(shards: Shards, config: TrainConfig, loss_source: LossSource 
 
 
 def _build_codecs(
-    shards: Shards, config: TrainConfig, ranks: Ranks, exchange: ChosenExchange, num_done: int
+    shards: ShardSet, config: TrainConfig, ranks: Ranks, exchange: ChosenExchange, num_done: int
 ) -> tuple[CodedExchange | None, BuildSums | None]:
     """Build the codecs of what crosses between ranks, and the sums of dense gradients; one rank has none."""
     if ranks.num_ranks == 1:
@@ -184,7 +184,7 @@ def _build_codecs(
 
 
 def build_tools(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     ranks: Ranks,
     spill_folder: Path | None,
@@ -221,7 +221,7 @@ def build_tools(
 
 
 def _build_dense_layers(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     chosen: ModelConfig,
     tools: RowTools,
@@ -251,7 +251,7 @@ def _build_dense_layers(
 
 
 def build_objective(
-    shards: Shards, config: TrainConfig, answers: Answers, loss_source: LossSource | None
+    shards: ShardSet, config: TrainConfig, answers: Answers, loss_source: LossSource | None
 ) -> Objective | None:
     """Build the loss of a run; None for the log loss of the first label, where all samples have it."""
     labels, is_value = answers.labels, answers.predicts == "value"
@@ -286,7 +286,7 @@ class _Reading(NamedTuple):
     evaluation_lookups: Callable[[int], LookupsOfBatch]
 
 
-def _share_reading(shards: Shards, ranks: Ranks, micro_batches: MicroBatches) -> tuple[Node, _Reading]:
+def _share_reading(shards: ShardSet, ranks: Ranks, micro_batches: MicroBatches) -> tuple[Node, _Reading]:
     """Let this rank read its own samples, and one rank of each machine the lookups of all."""
     from .ranks.exchange import Node, NodeLookups, OwnBatches
 
@@ -297,7 +297,7 @@ def _share_reading(shards: Shards, ranks: Ranks, micro_batches: MicroBatches) ->
 
 
 def _build_rows(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     tools: RowTools,
     ranks: Ranks,
@@ -318,7 +318,7 @@ def _build_rows(
 
 
 def build_order(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     given: BatchOrder | None,
     predictor: Predictor,
@@ -341,7 +341,7 @@ def build_order(
 
 
 def _build_step_source(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     tools: RowTools,
     embeddings: Embeddings,
@@ -377,7 +377,7 @@ def _build_step_source(
 
 
 def _build_runner(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     model: DenseModel,
     dense: DenseStep,
@@ -441,7 +441,7 @@ def build_dense_optimizers(
     return tuple(build(part, **options) for part in parts if part)
 
 
-def build_rates(shards: Shards, config: TrainConfig, stopping: Stopping) -> LearningRates:
+def build_rates(shards: ShardSet, config: TrainConfig, stopping: Stopping) -> LearningRates:
     """Let rates decay to the last step taken, not the last epoch's."""
     num_steps = config.epochs * shards.num_training_batches
     if config.recipe.max_steps is not None:

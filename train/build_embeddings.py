@@ -27,7 +27,7 @@ from ..stats.row_bytes import row_bytes
 from .config import TrainConfig
 from .config_parts import is_launched
 from .data.batch import EmbeddingTable, IdReader, MicroBatches
-from .data.shards import Shards
+from .data.shards import ShardSet
 from .metrics import Meter
 from .model.gradients import choose_dense_dtype, cpu_features
 from .model.shapes import choose_model, tables_by_dim
@@ -70,7 +70,7 @@ class RowTools:
     """Folder of plans that are too large for memory."""
 
 
-def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Embeddings:
+def build_embeddings(shards: ShardSet, config: TrainConfig, tools: RowTools) -> Embeddings:
     """Build the tiers of the placement, with the initial value of every row."""
     placements = build_placements(config, shards)
     optimizer = optimizer_of(shards, config)
@@ -93,7 +93,7 @@ def attach_movers(embeddings: Embeddings, config: TrainConfig, tools: RowTools) 
         embeddings.hot_copies = HotCopies(embeddings)
 
 
-def optimizer_of(shards: Shards, config: TrainConfig) -> RowOptimizer:
+def optimizer_of(shards: ShardSet, config: TrainConfig) -> RowOptimizer:
     """Return the optimizer of the rows; warn if its state is too large."""
     chosen = config.optimizers(shards.embedding_optimizer)
     optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr, config.recipe.embedding_decay)
@@ -298,7 +298,7 @@ def num_threads(wanted: int | None) -> int:
     return min(share, int(limit)) if is_chosen else share
 
 
-def with_options(shards: Shards, config: TrainConfig) -> Shards:
+def with_options(shards: ShardSet, config: TrainConfig) -> ShardSet:
     """Return the batches and tables that a run is to train on.
 
     Raises:
@@ -323,7 +323,7 @@ def with_options(shards: Shards, config: TrainConfig) -> Shards:
     return chosen
 
 
-def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainConfig:
+def resolve(shards: ShardSet, config: TrainConfig, num_ranks: int = 1) -> TrainConfig:
     """Fill in what shards and machine decide, except the optimizers.
 
     Args:
@@ -371,7 +371,7 @@ _OWN_SETTINGS = (
 """Settings that decide nothing with TorchRec."""
 
 
-def _resolve_torchrec(shards: Shards, config: TrainConfig, num_ranks: int) -> TrainConfig:
+def _resolve_torchrec(shards: ShardSet, config: TrainConfig, num_ranks: int) -> TrainConfig:
     """Return the config of a run on TorchRec, where settings of hotset's own engine are closed.
 
     Raises:
@@ -413,7 +413,7 @@ def _resolve_torchrec(shards: Shards, config: TrainConfig, num_ranks: int) -> Tr
     return replace(config, **{name: getattr(closed, name) for name in _OWN_SETTINGS})
 
 
-def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
+def _refuse_no_validation(shards: ShardSet, config: TrainConfig) -> None:
     """Raise ConfigError if shards or placement lack what the recipe needs."""
     option = config.recipe.needs_validation
     if option is not None and not shards.num_validation_samples:
@@ -436,7 +436,7 @@ def warn_of_idle(names: Iterator[tuple[str, str]]) -> None:
         _log.warning("--%s changes nothing in this run: %s", name.replace("_", "-"), reason)
 
 
-def idle_settings(shards: Shards, config: TrainConfig, given: TrainConfig) -> Iterator[tuple[str, str]]:
+def idle_settings(shards: ShardSet, config: TrainConfig, given: TrainConfig) -> Iterator[tuple[str, str]]:
     """Yield the settings that decide nothing, and why.
 
     Args:
@@ -472,7 +472,7 @@ def _idle_of_placement(config: TrainConfig, changed: set[str]) -> Iterator[tuple
     yield from ((name, placement) for name in sorted(changed & (of_cache | of_fae | on_slow_tier)))
 
 
-def _idle_layers(shards: Shards, config: TrainConfig, changed: set[str]) -> Iterator[tuple[str, str]]:
+def _idle_layers(shards: ShardSet, config: TrainConfig, changed: set[str]) -> Iterator[tuple[str, str]]:
     """Yield the settings of layers that the model does not have here."""
     model = choose_model(config, shards.embedding_dim)
     has_bottom = shards.num_dense > 0 or model.kind == "tbsm"

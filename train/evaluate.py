@@ -28,7 +28,7 @@ from .config import CONFIG, RunConfig, read_config
 from .config_parts import require_share
 from .data.batch import Batch, EmbeddingTable, LookupsOfBatch, MicroBatches, with_histories
 from .data.shard_file import HAS_GROUP
-from .data.shards import EvaluationPart, Part, Shards
+from .data.shards import EvaluationPart, Part, ShardSet
 from .metrics import CLICKS, Answers, Meter, Quality, RunQuality, SampleScores
 from .model.dense_step import DenseStep, build_dense_step
 from .model.dlrm import DenseModel
@@ -65,7 +65,7 @@ class Predictor:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: ShardSet,
         dense: DenseStep,
         embeddings: Embeddings,
         meter: Meter | None = None,
@@ -318,7 +318,7 @@ def evaluate(
     config = read_config(run)
     answers = answers_of(config)
     weights = read_weights(run) if weights is None else weights
-    opened = Shards.open(shards)
+    opened = ShardSet.open(shards)
     for name in config.labels:
         opened.column_of(name)  # refuses shards without it
     hint = "evaluate on the shards the run was trained on, or on shards of the same vocabulary"
@@ -363,7 +363,7 @@ class EvaluationCheck:
         ranks: each hashes a part of the files.
     """
 
-    def __init__(self, shards: Shards, ranks: Ranks) -> None:
+    def __init__(self, shards: ShardSet, ranks: Ranks) -> None:
         self._ranks = ranks
         self._files = shards.hashing(["evaluation"], slice(ranks.rank, None, ranks.num_ranks), workers=1)
         self._is_closed = False

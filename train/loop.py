@@ -17,7 +17,7 @@ from ..pipeline.errors import ShardError
 from ..pipeline.schema.schema import DENSE_PREFIX
 from .config import TrainConfig
 from .data.batch import Batch, BatchOrder
-from .data.shards import Shards
+from .data.shards import ShardSet
 from .evaluate import Predictor
 from .metrics import Meter
 from .model.dlrm import DenseModel
@@ -96,7 +96,7 @@ class Trainer:
     """A run in memory."""
 
     config: TrainConfig
-    shards: Shards
+    shards: ShardSet
     model: DenseModel
     dense_optimizers: tuple[torch.optim.Optimizer, ...]
     embeddings: Embeddings

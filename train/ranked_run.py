@@ -35,7 +35,7 @@ from .checkpoints.writer import NotFiniteError, RowsCopy
 from .config import TrainConfig
 from .config_parts import AUTO, ChosenExchange, ExchangeOptions, ExchangePrediction
 from .data.batch import IdReader, MicroBatches
-from .data.shards import Shards
+from .data.shards import ShardSet
 from .loop import Trainer
 from .model.shapes import tables_by_dim
 from .placements.placements import build_placements
@@ -60,7 +60,7 @@ from .rows.tiers import InitialValues
 
 
 def build_ranked_embeddings(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     tools: RowTools,
     ranks: Ranks,
@@ -95,7 +95,7 @@ def build_ranked_embeddings(
     return embeddings
 
 
-def _hold_rows(shards: Shards, micro_batches: MicroBatches, node: Node) -> dict[int, HeldRows]:
+def _hold_rows(shards: ShardSet, micro_batches: MicroBatches, node: Node) -> dict[int, HeldRows]:
     """Return the owner of each row, by embedding dimension."""
     held = {}
     for dim, chosen in tables_by_dim([table.embedding_dim for table in shards.tables]).items():
@@ -108,7 +108,7 @@ def _hold_rows(shards: Shards, micro_batches: MicroBatches, node: Node) -> dict[
 
 
 def _lay_out_own_rows(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     tools: RowTools,
     optimizer: RowOptimizer,
@@ -125,7 +125,7 @@ def _lay_out_own_rows(
     return build_groups(tables, placements, optimizer, config.seed, tools, initial_values=initial)
 
 
-def _initial_values(shards: Shards, seed: int, chosen: Sequence[int]) -> InitialValues:
+def _initial_values(shards: ShardSet, seed: int, chosen: Sequence[int]) -> InitialValues:
     """The initial values of all rows of some tables, whatever rank they live at."""
     return InitialValues.of(seed, chosen, [shards.tables[table].num_rows for table in chosen])
 

@@ -47,7 +47,7 @@ from .config_parts import (
     rank_timeout,
 )
 from .data.batch import BATCH_ORDER, BatchOrder, RecordedOrder, SeededOrder
-from .data.shards import ShardOrigin, Shards, with_hot_bytes
+from .data.shards import ShardOrigin, ShardSet, with_hot_bytes
 from .loop import Trainer, train_steps
 from .metrics import RunQuality
 from .model.gradients import cpu_features, warn_of_slow_bf16
@@ -254,7 +254,7 @@ def _write_results(
 class PreparedRun:
     """A run that was refused by nothing."""
 
-    shards: Shards
+    shards: ShardSet
     config: TrainConfig
     threads: int
     order: BatchOrder | None
@@ -334,9 +334,9 @@ def prepare_run(
     )
 
 
-def _open_shards(folder: Path, config: TrainConfig, *, is_first: bool) -> tuple[Shards, bool]:
+def _open_shards(folder: Path, config: TrainConfig, *, is_first: bool) -> tuple[ShardSet, bool]:
     """Open the batches to train on; return whether all were hashed, as they are if that comes first."""
-    whole = Shards.open(folder)
+    whole = ShardSet.open(folder)
     whole = with_hot_bytes(whole, config.tagging_hot_bytes, config.row_optimizer(whole.embedding_optimizer))
     is_hashed = whole.verify(is_first=is_first)
     opened = with_options(whole, config)
@@ -347,7 +347,7 @@ def _open_shards(folder: Path, config: TrainConfig, *, is_first: bool) -> tuple[
 
 
 def _open_first_values(
-    shards: Shards, config: TrainConfig, options: RunOptions
+    shards: ShardSet, config: TrainConfig, options: RunOptions
 ) -> tuple[SourceRun | None, Sequence[GivenTable]]:
     """Open what a new run starts with, checked against the shards: another run, and files of vectors."""
     source = None
@@ -366,7 +366,7 @@ def _open_first_values(
     return source, given
 
 
-def _report_last_batch(whole: Shards, chosen: Shards, option: str) -> None:
+def _report_last_batch(whole: ShardSet, chosen: ShardSet, option: str) -> None:
     """Log what becomes of short batches, and the samples that no epoch has."""
     num_all, num_left = whole.num_training_samples, chosen.num_training_samples
     if num_left < num_all:
@@ -381,7 +381,7 @@ _LARGE = 1e6
 """Dense values beyond it are not transformed, and too large for the first step of any layer."""
 
 
-def _warn_of_large_values(shards: Shards, seed: int) -> None:
+def _warn_of_large_values(shards: ShardSet, seed: int) -> None:
     """Warn of dense features whose values are very large in the first training batches."""
     order = SeededOrder(shards.is_hot_only, seed, 1, is_grouped=shards.is_grouped)
     first = next(order.epochs())[:_BATCHES_LOOKED_AT] if shards.num_dense else ()
@@ -413,7 +413,7 @@ def _idle_options(config: TrainConfig, options: RunOptions) -> Iterator[tuple[st
 
 def _choose_codecs(
     config: TrainConfig,
-    shards: Shards,
+    shards: ShardSet,
     options: ExchangeOptions,
     ranks: Ranks,
     recorded: Mapping[str, Any],

@@ -26,7 +26,7 @@ from .build_model import build_model
 from .checkpoints.files import read_record, record_paths, refuse_damaged_files
 from .config import CONFIG, SUMMARY, TrainConfig, read_config, read_object, read_settings
 from .data.batch import BATCH_ORDER, SeededOrder, read_batch_order
-from .data.shards import Shards, with_hot_bytes
+from .data.shards import ShardSet, with_hot_bytes
 from .evaluate import evaluate
 from .model.shapes import ModelInputs
 from .run_folder.files import (
@@ -181,7 +181,7 @@ def faults_against_shards(
     """
     config = read_object(run / CONFIG)
     settings = read_settings(run / CONFIG)
-    opened = Shards.open(shards)
+    opened = ShardSet.open(shards)
     if opened.manifest.fingerprint != config.get("shards"):
         yield f"{opened.manifest.folder} is not what {run} was trained on: its fingerprint is another"
         return
@@ -203,7 +203,7 @@ def faults_against_shards(
 
 
 def _faults_of_batches(
-    run: Path, shards: Shards, settings: TrainConfig, summary: Mapping[str, Any], *, is_replay: bool
+    run: Path, shards: ShardSet, settings: TrainConfig, summary: Mapping[str, Any], *, is_replay: bool
 ) -> Iterator[str]:
     """Check the order of batches against the seed, and samples against the shards.
 

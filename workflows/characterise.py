@@ -46,7 +46,7 @@ from ..train.advice import MachineSpeeds, flops_per_sample
 from ..train.build import build_trainer
 from ..train.build_embeddings import set_threads
 from ..train.config import PlacementName, TrainConfig
-from ..train.data.shards import Shards
+from ..train.data.shards import ShardSet
 from ..train.loop import train_steps
 from ..train.model.shapes import DlrmShape
 from .machine import describe_machine
@@ -452,7 +452,7 @@ def run_cell(cell: Cell, threads: int, folder: Path) -> CellRun:
         threads=threads,
     )
     ends = []
-    with closing(train_steps(build_trainer(Shards.open(folder), config))) as steps:
+    with closing(train_steps(build_trainer(ShardSet.open(folder), config))) as steps:
         for _ in steps:
             ends.append(time.perf_counter())
     # From the end of one step to that of the next: what a step waits for its batch counts.
@@ -570,7 +570,7 @@ def _loader_speed(folder: Path) -> float:
     """Return the samples per second that are read from shards of the Kaggle shape, and checked."""
     drawn = DrawnShards(rows_of_table=10_000, skew=1.0, num_batches=8)
     drawn.write(folder)
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
 
     def read() -> None:
         for number in range(drawn.num_batches):

@@ -40,7 +40,7 @@ from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import CheckpointSettings, RecipeOptions
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import run_steps
 from hotset.train.ranks.ranks import RankError, Ranks
 from hotset.train.run import RunOptions, train
@@ -193,7 +193,7 @@ def train_on_ranks_again(root: Path, out: Path) -> Any:
 
     def work(ranks: Ranks) -> list[bytes]:
         try:
-            shards = Shards.open(root / "dir")
+            shards = ShardSet.open(root / "dir")
             trainer = build_trainer(shards, TRAIN, ranks=ranks)
             run_steps(trainer, lambda *_: None)
             return [trainer.embeddings.table(n).numpy().tobytes() for n in range(len(shards.tables))]
@@ -211,7 +211,7 @@ def train_on_ranks_again(root: Path, out: Path) -> Any:
 
 def read_rank_batches(root: Path, out: Path) -> Any:
     """Make the batches of two ranks for TorchRec, as a run does once it has hashed the files."""
-    shards = Shards.open(root / "dir")
+    shards = ShardSet.open(root / "dir")
     shards.refuse_damage()
     rows = ReplicatedRows(shards.tables, tuple(table.num_hot for table in shards.tables), "mean")
     found = []

@@ -49,7 +49,7 @@ from hotset.tests.support.naive.naive_stages import naive_table, rows_of, tags_o
 from hotset.tests.support.preprocess_runs import stopped_after
 from hotset.tests.support.processes.made_up_cluster import made_up_cluster
 from hotset.tests.support.resealed import set_in_manifest
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.workflows.cli import main
 
 KINDS = {
@@ -392,5 +392,5 @@ def test_features_that_the_shards_have_not_are_refused(logs: list[Log], tmp_path
         shards = Path(shutil.copytree(made, tmp_path / str(number)))
         set_in_manifest(shards, key, value)
         with pytest.raises(HotsetError) as caught:
-            Shards.open(shards).training_batch(0)
+            ShardSet.open(shards).training_batch(0)
         assert message in str(caught.value)

@@ -14,7 +14,7 @@ from hotset.stats.row_bytes import OPTIMIZERS, row_bytes
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train import device
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.device import Event, LateDevice, LateEvent, StreamName
 from hotset.train.loop import Trainer
 
@@ -34,7 +34,7 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
 class DrawnRun:
     """Shards and settings of a run whose staging slots are few, so that victims are young."""
 
-    shards: Shards
+    shards: ShardSet
     fields: dict[str, Any]
 
 
@@ -66,7 +66,7 @@ def draw_run(seed: int, folder: Path, *, has_one_width: bool = False) -> DrawnRu
         "seed": seed,
         "dense_optimizer": str(rng.choice(["sgd", "adagrad", "adam"])),
     }
-    return DrawnRun(Shards.open(write_shards(folder / f"shards{seed}", spec)), fields)
+    return DrawnRun(ShardSet.open(write_shards(folder / f"shards{seed}", spec)), fields)
 
 
 def train_late(run: DrawnRun, seed: int, **fields: Any) -> Trainer:

@@ -26,7 +26,7 @@ from hotset.tests.support.logs.list_logs import KINDS
 from hotset.tests.support.logs.other_logs import Log, draw_log, schema_text, write_csv, write_parquet
 from hotset.train.build_model import ModelSource
 from hotset.train.config import TrainConfig, read_config
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.evaluate import Predictor, load_model
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.weights import read_weights
@@ -49,7 +49,7 @@ class ScoredRun:
 
     def evaluated(self, model_source: ModelSource | None = None) -> NDArray[np.float32]:
         """The logits of the evaluation part, as `evaluate` computes them."""
-        shards = Shards.open(self.data)
+        shards = ShardSet.open(self.data)
         config, weights = read_config(self.run), read_weights(self.run)
         loaded = load_model(
             self.run, config, weights, shards.tables, shards.batch_size, model_source=model_source

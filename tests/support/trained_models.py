@@ -14,7 +14,7 @@ from hotset.tests.support.shard_factory import ShardSpec
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch, RecordedOrder
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.model.shapes import ModelInputs
 
@@ -51,7 +51,7 @@ def no_log(trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
 
 
 def trained(
-    shards: Shards, order: list[int] | None = None, after_step: Callable[..., None] = no_log, **fields: Any
+    shards: ShardSet, order: list[int] | None = None, after_step: Callable[..., None] = no_log, **fields: Any
 ) -> Trainer:
     """A model trained on ``shards`` with the settings ``fields``, in ``order`` where one is given."""
     torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def assert_equal_bits(first: Trainer, second: Trainer) -> None:
 
 
 def assert_placements_agree(
-    shards: Shards, placements: Sequence[dict[str, Any]] = EACH_WAY, **fields: Any
+    shards: ShardSet, placements: Sequence[dict[str, Any]] = EACH_WAY, **fields: Any
 ) -> Trainer:
     """Train under all-fast, and to its bits under ``placements`` and fae, which takes its order."""
     all_fast = trained(shards, **fields | {"placement": "all-fast"})

@@ -31,7 +31,7 @@ from hotset.tests.support.trained_models import (
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import RecipeOptions
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import Trainer
 from hotset.train.metrics import Kind
 from hotset.train.rows.step_plan import Transfer
@@ -115,7 +115,7 @@ def check_placements(
         "prefetch": prefetch,
     }
     with tempfile.TemporaryDirectory() as folder:
-        shards = Shards.open(write_shards(Path(folder) / "shards", spec))
+        shards = ShardSet.open(write_shards(Path(folder) / "shards", spec))
         names = [table.name for number, table in enumerate(shards.tables) if number in frozen]
         has_whole = shards.with_last_batch("drop").num_training_batches
         fields |= {"freeze": tuple(names), "last_batch": last_batch if has_whole else "keep"}
@@ -132,7 +132,7 @@ def check_placements(
 
 def test_runs_that_stop_early_end_with_equal_bits(tmp_path: Path) -> None:
     """Batches of the other kind are planned ahead of the last step."""
-    shards = Shards.open(write_shards(tmp_path / "shards", replace(TIGHT, num_hot_only=200, num_mixed=400)))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", replace(TIGHT, num_hot_only=200, num_mixed=400)))
     hot_only, mixed = (np.flatnonzero(shards.is_hot_only == kind).tolist() for kind in (True, False))
     assert min(len(hot_only), len(mixed) // 2) > 6, "more than are planned ahead"
     first_hot_only, first_mixed = len(mixed) // 2, len(mixed) // 2 + len(hot_only)
@@ -157,7 +157,7 @@ def note_step(trainer: Trainer, *_: object) -> None:
 )
 def test_placements_end_with_equal_bits_under_a_recipe(optimizer: Any, tmp_path: Path) -> None:
     """The rate of each step is another, and rows decay where they are updated."""
-    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", TIGHT))
     recipe = RecipeOptions(
         warmup_steps=5, lr_schedule="polynomial", clip_gradient=0.1, dense_decay=0.01, embedding_decay=0.05
     )
@@ -190,7 +190,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(
     spec = ShardSpec(
         batch_size=1300, num_hot_only=1300, num_mixed=3000, num_evaluation=1300, order="original"
     )
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
     fields: dict[str, Any] = {"placement": placement, "dense_optimizer": dense_optimizer, "epochs": 2}
     wanted: list[float | None] = []
     alone = trained(shards, after_step=evaluating(wanted), threads=1, **fields)
@@ -202,7 +202,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(
 
 def test_placements_end_with_equal_bits_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotset.train.build_embeddings.cpu_features", lambda: frozenset({"amx_bf16"}))
-    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", TIGHT))
     all_fast = trained(shards, placement="all-fast", dense_dtype="bf16", **FIELDS)
     # The dense layers are the same whatever moves the rows: one placement of each kind is enough.
     for placement in (STATELESS[0], STAGING[0], STAGING[-1]):
@@ -211,19 +211,19 @@ def test_placements_end_with_equal_bits_in_bf16(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
     """Shards whose rows come and go all the time in so few slots."""
-    return Shards.open(write_shards(tmp_path_factory.mktemp("data") / "shards", TIGHT))
+    return ShardSet.open(write_shards(tmp_path_factory.mktemp("data") / "shards", TIGHT))
 
 
 @pytest.fixture(scope="module")
-def all_fast(shards: Shards) -> Trainer:
+def all_fast(shards: ShardSet) -> Trainer:
     """The weights that training has to end with."""
     return trained(shards, placement="all-fast", **FIELDS)
 
 
 @pytest.fixture(scope="module")
-def losses_of_all_fast(shards: Shards, all_fast: Trainer) -> dict[bool, list[float | None]]:
+def losses_of_all_fast(shards: ShardSet, all_fast: Trainer) -> dict[bool, list[float | None]]:
     """What evaluation on the way finds, in the order of the run and in that order replayed."""
     found: dict[bool, list[float | None]] = {False: [], True: []}
     for is_replayed, losses in found.items():
@@ -247,7 +247,7 @@ def evaluating(losses: list[float | None]) -> Callable[..., None]:
 @pytest.mark.parametrize("placement", [*STATELESS, *STAGING], ids=str)
 def test_evaluation_on_the_way_sees_the_newest_rows_and_changes_none(
     placement: dict[str, Any],
-    shards: Shards,
+    shards: ShardSet,
     all_fast: Trainer,
     losses_of_all_fast: dict[bool, list[float | None]],
 ) -> None:
@@ -259,7 +259,7 @@ def test_evaluation_on_the_way_sees_the_newest_rows_and_changes_none(
 
 @pytest.mark.parametrize("placement", ["fae", *(p["placement"] for p in STATELESS), "lookahead"])
 def test_evaluation_on_the_way_of_a_replayed_order_sees_the_newest_rows(
-    placement: str, shards: Shards, all_fast: Trainer, losses_of_all_fast: dict[bool, list[float | None]]
+    placement: str, shards: ShardSet, all_fast: Trainer, losses_of_all_fast: dict[bool, list[float | None]]
 ) -> None:
     """A known order is planned ahead of the batch being computed, and so of the evaluation after it."""
     found: list[float | None] = []
@@ -269,7 +269,7 @@ def test_evaluation_on_the_way_of_a_replayed_order_sees_the_newest_rows(
     assert_equal_bits(trainer, all_fast)
 
 
-def differs(shards: Shards, all_fast: Trainer, **fields: Any) -> bool:
+def differs(shards: ShardSet, all_fast: Trainer, **fields: Any) -> bool:
     """Whether the bits differ from those of all-fast."""
     try:
         assert_equal_bits(trained(shards, **fields, **FIELDS), all_fast)
@@ -279,7 +279,7 @@ def differs(shards: Shards, all_fast: Trainer, **fields: Any) -> bool:
 
 
 def test_a_fetch_that_overtakes_a_write_back_is_noticed(
-    shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
+    shards: ShardSet, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: dict[int, Transfer] = {}
     transfer = TableGroup.load
@@ -296,13 +296,13 @@ def test_a_fetch_that_overtakes_a_write_back_is_noticed(
 
 def test_epochs_without_a_cold_lookup_end(tmp_path: Path) -> None:
     spec = ShardSpec(num_rows=(3, 4), num_hot=(3, 4), num_hot_only=40, num_mixed=0, order="original")
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
     trained(shards, placement="lookahead", epochs=3)
 
 
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize("placement", [*STATELESS, *STAGING], ids=str)
-def test_what_moves_is_counted_by_table_as_by_kind(placement: dict[str, Any], shards: Shards) -> None:
+def test_what_moves_is_counted_by_table_as_by_kind(placement: dict[str, Any], shards: ShardSet) -> None:
     trainer = trained(shards, **placement, **FIELDS)
     row_bytes = 4 * 4 * (2 if placement in STAGING else 1)
     counts = trainer.embeddings.rows_by_table()
@@ -319,7 +319,7 @@ def test_what_moves_is_counted_by_table_as_by_kind(placement: dict[str, Any], sh
         assert made >= sum(i.size for i in ids)
 
 
-def test_an_error_of_a_transfer_ends_the_run(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_transfer_ends_the_run(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> None:
         raise OSError("no such row")
 
@@ -333,7 +333,7 @@ def test_an_error_of_a_transfer_ends_the_run(shards: Shards, monkeypatch: pytest
 @pytest.mark.real_data
 def test_placements_end_with_equal_bits_on_a_real_sample(real_data: Path, tmp_path: Path) -> None:
     preprocess([real_data / "criteo_kaggle_uniform_110k.tsv.gz"], small_real_sample(), tmp_path)
-    shards = Shards.open(tmp_path)
+    shards = ShardSet.open(tmp_path)
     kinds = shards.is_hot_only
     order = epoch_order(kinds, 0, 0, spread=True)[:10].tolist()
     fields: dict[str, Any] = {"embedding_optimizer": "adagrad"}

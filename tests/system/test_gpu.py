@@ -17,7 +17,7 @@ from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import FIELDS, STAGING, STATELESS, TIGHT, assert_equal_bits, trained
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.device import CudaDevice, Event, StreamName
 from hotset.train.rows.backends import NumbaRows, RowOptimizer, TorchRows
 from hotset.train.run_log import summarize_transfers
@@ -44,7 +44,7 @@ def test_the_gpu_gives_the_bits_of_the_host(name: str, dim: int, rng: np.random.
 def test_staging_on_a_gpu_ends_with_the_bits_of_all_fast_there(
     placement: dict[str, Any], tmp_path: Path
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
     assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)
 
@@ -54,7 +54,7 @@ def test_features_that_share_a_table_end_with_the_bits_of_all_fast_there(
     placement: dict[str, Any], tmp_path: Path
 ) -> None:
     spec = replace(TIGHT, num_rows=(300, 300, 400), num_hot=(3, 3, 5), multi_hot=(1,), same_table=(1,))
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
     assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)
 
@@ -88,7 +88,7 @@ def test_a_loop_of_ones_own_on_a_gpu_ends_with_the_bits_of_all_fast_there(
 def test_rows_that_the_host_keeps_have_the_bits_of_all_fast(
     placement: dict[str, Any], is_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
     if is_late:
         let_streams_be_late(monkeypatch)
@@ -123,7 +123,7 @@ def let_streams_be_late(monkeypatch: pytest.MonkeyPatch, punctual: StreamName | 
 def test_late_streams_of_a_gpu_change_no_bit(
     placement: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
     let_streams_be_late(monkeypatch)
     assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)
@@ -147,7 +147,7 @@ def begin_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wait_that_is_left_out_on_a_gpu_is_found(
     placement: dict[str, Any], waiting: StreamName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
     # The others must be later than the one that does not wait for them.
     let_streams_be_late(monkeypatch, punctual=waiting)

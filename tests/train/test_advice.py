@@ -38,7 +38,7 @@ from hotset.train.advice import (
 )
 from hotset.train.build import build_dense_optimizers
 from hotset.train.config import TrainConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.shapes import dlrm_shape
 from hotset.train.placements.fae import ShuffleScheduler
@@ -143,7 +143,7 @@ BOUNDS = {"hybrid": 1e-9, "fae": 1e-9, "hybrid-dedup": 0.03, "lookahead": 0.02, 
 every hot row, and little where rows are counted by expectation."""
 
 
-def predicted(packed: Path, shards: Shards, staging_bytes: int) -> tuple[dict[str, Prediction], Workload]:
+def predicted(packed: Path, shards: ShardSet, staging_bytes: int) -> tuple[dict[str, Prediction], Workload]:
     """Predictions for the budget that the shards were packed with."""
     vocabulary, plan, columns = (Manifest.read(packed / name) for name in ("vocabulary", "plan", "columns"))
     workload = read_workload(vocabulary, plan, columns, "auto", shards.batch_size)
@@ -164,7 +164,7 @@ def predicted(packed: Path, shards: Shards, staging_bytes: int) -> tuple[dict[st
 
 
 def test_predicted_bytes_are_those_that_a_run_counts(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = Shards.open(packed / "shards")
+    shards = ShardSet.open(packed / "shards")
     staging_bytes = 300_000
     found, workload = predicted(packed, shards, staging_bytes)
     # Advice takes FAE's first rate, R(50), for the whole epoch.
@@ -197,7 +197,7 @@ def test_predicted_bytes_are_those_that_a_run_counts(packed: Path, monkeypatch: 
 @pytest.mark.parametrize("staging_bytes", [20_000, 130_000, 200_000, 700_000, 3_000_000])
 def test_predicted_rows_are_those_of_step_plans(staging_bytes: int, packed: Path) -> None:
     """From batches in passes over few slots to slots for every row, at the depth that `train` takes."""
-    shards = Shards.open(packed / "shards")
+    shards = ShardSet.open(packed / "shards")
     found, workload = predicted(packed, shards, staging_bytes)
     order = list(range(shards.num_training_batches))
     for name in ("lookahead", "cache"):

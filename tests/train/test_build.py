@@ -21,7 +21,7 @@ from hotset.tests.support.trained_models import TIGHT, assert_equal_bits, assert
 from hotset.train.build import build_dense_optimizers, build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch, MicroBatches
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.evaluate import Predictor
 from hotset.train.loop import run_steps
 from hotset.train.metrics import Quality
@@ -33,7 +33,7 @@ from hotset.train.threads import WorkThreads
 
 
 def test_too_large_hot_rows_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     build_trainer(shards, TrainConfig(placement="fae", embedding_optimizer="adagrad"))
     assert "the hot rows take 1.1 KiB with adagrad" in caplog.text and "560 B with sgd" in caplog.text
 
@@ -41,14 +41,14 @@ def test_too_large_hot_rows_are_warned_of(tmp_path: Path, caplog: pytest.LogCapt
 def test_hot_rows_as_the_shards_counted_them_are_not_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", embedding_optimizer="adam"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", embedding_optimizer="adam"))
     trainer = build_trainer(shards, TrainConfig(placement="fae"))
     assert trainer.config.optimizers(shards.embedding_optimizer).embedding_optimizer == "adam"
     assert caplog.text == ""
 
 
 def test_shards_without_training_batches_are_refused(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", num_hot_only=0, num_mixed=0))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", num_hot_only=0, num_mixed=0))
     with pytest.raises(ShardError, match="no training batch"):
         build_trainer(shards, TrainConfig())
 
@@ -89,12 +89,12 @@ LABELED = replace(TIGHT, labels=("click", "buy"), has_weight=True, num_evaluatio
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
-    return Shards.open(write_shards(tmp_path_factory.mktemp("labeled") / "shards", LABELED))
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    return ShardSet.open(write_shards(tmp_path_factory.mktemp("labeled") / "shards", LABELED))
 
 
 @pytest.mark.parametrize("model", ["small", "dcnv2"])
-def test_placements_end_with_equal_bits(model: str, shards: Shards) -> None:
+def test_placements_end_with_equal_bits(model: str, shards: ShardSet) -> None:
     all_fast = assert_placements_agree(shards, model=model, **FIELDS)
     # Labels and loss weights matter.
     for loss_weights in ("buy=0.5", "buy=0"):
@@ -105,7 +105,7 @@ def test_placements_end_with_equal_bits(model: str, shards: Shards) -> None:
 
 def test_histories_and_means_have_weights_and_labels(tmp_path: Path) -> None:
     spec = replace(LABELED, num_rows=(300, 400), multi_hot=(0, 1), equal_lengths=True)
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
     tbsm = {"model": "tbsm", "model_args": '{"history_length": 5}'}
     fields: dict[str, Any]
     for fields in (tbsm, {"pooling": "mean"}, {"batch_norm": True, "dropout": 0.2}):
@@ -118,7 +118,7 @@ def test_histories_and_means_have_weights_and_labels(tmp_path: Path) -> None:
 
 
 def test_several_logits_in_bf16_are_near_those_in_fp32(
-    shards: Shards, monkeypatch: pytest.MonkeyPatch
+    shards: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotset.train.build_embeddings.cpu_features", lambda: frozenset({"amx_bf16"}))
     logits = [
@@ -131,13 +131,13 @@ def test_several_logits_in_bf16_are_near_those_in_fp32(
 
 def test_threads_end_with_equal_bits(tmp_path: Path) -> None:
     spec = replace(LABELED, batch_size=1300, num_hot_only=1300, num_mixed=3000, order="original")
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
     alone = trained(shards, placement="all-fast", threads=1)
     assert_equal_bits(trained(shards, placement="lookahead", threads=3), alone)
 
 
 @pytest.mark.slow
-def test_ranks_end_with_equal_bits_and_scores(shards: Shards) -> None:
+def test_ranks_end_with_equal_bits_and_scores(shards: ShardSet) -> None:
     config = TrainConfig(placement="all-fast", micro_batches=2, threads=1)
     alone = build_trainer(shards, config)
     run_steps(alone, lambda *_: None)
@@ -158,17 +158,17 @@ def test_ranks_end_with_equal_bits_and_scores(shards: Shards) -> None:
 
 
 @pytest.mark.parametrize("placement", ["all-fast", "lookahead", "hybrid", "fae"])
-def test_a_device_that_runs_late_ends_with_equal_bits(placement: str, shards: Shards) -> None:
+def test_a_device_that_runs_late_ends_with_equal_bits(placement: str, shards: ShardSet) -> None:
     base = "fae" if placement == "fae" else "all-fast"
     wanted = trained(shards, placement=base, **FIELDS)
     assert_equal_bits(trained(shards, placement=placement, device="late:1", **FIELDS), wanted)
 
 
-def test_a_label_left_out_is_as_if_the_log_had_none(shards: Shards, tmp_path: Path) -> None:
+def test_a_label_left_out_is_as_if_the_log_had_none(shards: ShardSet, tmp_path: Path) -> None:
     """A single label that all samples have, without weights, is trained by the plain step."""
     one = trained(shards, placement="all-fast", loss_weights="buy=0")
     assert one.model.num_logits == 1 and isinstance(one.predictor, Predictor)
-    no_others = Shards.open(write_shards(tmp_path / "shards", LABELED))
+    no_others = ShardSet.open(write_shards(tmp_path / "shards", LABELED))
     no_others.labels = ("click",)
     assert_equal_bits(trained(no_others, placement="all-fast"), one)
     second = trained(shards, placement="all-fast", loss_weights="click=0")
@@ -183,13 +183,13 @@ def test_a_label_left_out_is_as_if_the_log_had_none(shards: Shards, tmp_path: Pa
         ("click=0,buy=0", "--loss-weights leaves out every label of the log"),
     ],
 )
-def test_loss_weights_that_do_not_fit_are_refused(setting: str, message: str, shards: Shards) -> None:
+def test_loss_weights_that_do_not_fit_are_refused(setting: str, message: str, shards: ShardSet) -> None:
     with pytest.raises(ConfigError, match=message):
         build_trainer(shards, TrainConfig(loss_weights=setting))
 
 
 def test_loss_weights_of_a_log_with_one_label_are_refused(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec()))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ShardSpec()))
     with pytest.raises(ConfigError, match="names 'click', and the log has a single label without a name"):
         build_trainer(shards, TrainConfig(loss_weights="click=1"))
 
@@ -204,14 +204,14 @@ def test_loss_weights_are_numbers_by_name(setting: str) -> None:
 
 def test_a_label_that_is_any_number_needs_a_loss_of_values(tmp_path: Path) -> None:
     spec = replace(LABELED, number_labels=("click",))
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
     for loss_weights in (None, "buy=0"):
         with pytest.raises(ConfigError, match="the label 'click' is any number, and a probability is of 0"):
             build_trainer(shards, TrainConfig(loss_weights=loss_weights))
     assert build_trainer(shards, TrainConfig(loss_weights="click=0")).model.num_logits == 1
 
 
-def test_recalibration_is_of_one_label(shards: Shards) -> None:
+def test_recalibration_is_of_one_label(shards: ShardSet) -> None:
     with pytest.raises(ConfigError, match="--negative-rate recalibrates the probability of a single label"):
         build_trainer(shards, TrainConfig(negative_rate=0.1))
     assert build_trainer(shards, TrainConfig(negative_rate=0.1, loss_weights="buy=0"))

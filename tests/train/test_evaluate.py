@@ -36,7 +36,7 @@ from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data import shards as shards_module
 from hotset.train.data.batch import read_batch_order
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.evaluate import EvaluationCheck, evaluate
 from hotset.train.loop import Trainer
 from hotset.train.metrics import Quality, Scores
@@ -75,7 +75,7 @@ def test_the_validation_part_is_scored_beside_the_test_part(slow_bytes: int | No
     # Evaluations on the way are of the validation part alone, and so are the test losses of fae.
     assert [line["step"] for line in lines if "validation" in line] == [3, 6, 8]
     assert [line["step"] for line in lines if "evaluation" in line] == [8]
-    trainer = build_trainer(Shards.open(tmp_path), TrainConfig())
+    trainer = build_trainer(ShardSet.open(tmp_path), TrainConfig())
     validation = trainer.predictor.score(part="validation")
     assert trainer.predictor.mean_loss(10**9) == validation.log_loss != trainer.predictor.score().log_loss
 
@@ -322,7 +322,7 @@ def test_an_unfinished_run_is_refused(data: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Trainer:
-    return build_trainer(Shards.open(write_shards(tmp_path / "shards")), TrainConfig())
+    return build_trainer(ShardSet.open(write_shards(tmp_path / "shards")), TrainConfig())
 
 
 def test_every_evaluation_batch_is_predicted_in_log_order(trainer: Trainer) -> None:
@@ -354,7 +354,7 @@ def test_hot_and_mixed_samples_are_scored_apart(trainer: Trainer) -> None:
 def test_samples_with_an_out_of_vocabulary_lookup_are_scored_apart(
     multi_hot: tuple[int, ...], tmp_path: Path
 ) -> None:
-    shards = Shards.open(
+    shards = ShardSet.open(
         write_shards(
             tmp_path / "shards", multi_hot=multi_hot, num_rows=(5, 9, 40), skew=1.1, num_hot=(5, 9, 20)
         )
@@ -376,13 +376,13 @@ def test_samples_with_an_out_of_vocabulary_lookup_are_scored_apart(
 
 def test_without_samples_no_score_is_defined(tmp_path: Path) -> None:
     empty = write_shards(tmp_path / "empty", num_evaluation=0)
-    trainer = build_trainer(Shards.open(empty), TrainConfig())
+    trainer = build_trainer(ShardSet.open(empty), TrainConfig())
     assert trainer.predictor.score() == Quality(hot=Scores(), mixed=Scores(), oov=Scores())
     assert trainer.predictor.mean_loss(100) is None
 
 
 def test_predicting_is_counted_as_evaluation_and_changes_nothing(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     trainer = build_trainer(shards, TrainConfig(placement="hybrid"))
     before = trainer.embeddings.groups[0].slow.weights_SD.clone()
     trainer.predictor.score()
@@ -419,7 +419,7 @@ def flipped(folder: Path, name: str, place: int) -> Iterator[None]:
 
 def place_of_step(folder: Path, order: Any, step: int) -> tuple[str, int]:
     """File and position of a dense value of the batch of a step."""
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     position = shards._training[int(order[step])]
     file = shards._files[position.file]
     assert file._stored is not None
@@ -492,11 +492,11 @@ def test_verify_hashes_all_before_the_first_step(folder: Path, tmp_path: Path) -
 def test_small_shards_and_old_ones_are_hashed_first(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not Shards.open(folder).verify()
-    assert Shards.open(folder).verify(is_first=True)
-    assert Shards.open(write_shards(tmp_path / "old", has_checksums=False)).verify()
+    assert not ShardSet.open(folder).verify()
+    assert ShardSet.open(folder).verify(is_first=True)
+    assert ShardSet.open(write_shards(tmp_path / "old", has_checksums=False)).verify()
     monkeypatch.setattr(shards_module, "_HASHED_FIRST_BYTES", 2**20)
-    assert Shards.open(folder).verify()
+    assert ShardSet.open(folder).verify()
 
 
 @pytest.mark.parametrize("kind", ["training", "evaluation"])
@@ -517,12 +517,12 @@ def test_all_ranks_save_what_one_of_them_cannot_read(
 
 
 def test_the_check_leaves_files_when_the_run_ends(folder: Path) -> None:
-    check = EvaluationCheck(Shards.open(folder), OneRank())
+    check = EvaluationCheck(ShardSet.open(folder), OneRank())
     check.wait()
     check.wait()
     check.close()
     with flipped(folder, "evaluation-00000.arrow", 2000):
-        check = EvaluationCheck(Shards.open(folder), OneRank())
+        check = EvaluationCheck(ShardSet.open(folder), OneRank())
         with pytest.raises(ShardError, match="evaluation-00000"):
             check.wait()
         check.close()
@@ -540,7 +540,7 @@ def test_ranks_wait_for_one_that_hashes_longer(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(EvaluationCheck, "_work", working)
 
     def check(ranks: Ranks) -> None:
-        EvaluationCheck(Shards.open(folder), ranks).wait()
+        EvaluationCheck(ShardSet.open(folder), ranks).wait()
 
     run_thread_ranks(2, check, timeout_seconds=0.3)
 
@@ -548,7 +548,7 @@ def test_ranks_wait_for_one_that_hashes_longer(folder: Path, monkeypatch: pytest
 def test_a_file_that_is_gone_or_cannot_be_opened_ends_the_run_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     (folder / "evaluation-00000.arrow").rename(folder / "away")
     check = EvaluationCheck(shards, OneRank())
     with pytest.raises(ShardError, match=r"evaluation-00000\.arrow cannot be read: .*No such file"):

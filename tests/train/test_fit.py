@@ -239,7 +239,7 @@ def test_tables_and_sizes_are_those_of_the_manifest(listed_data: Path) -> None:
 
 def test_batches_have_every_feature_by_name(listed_data: Path) -> None:
     shards = hotset.Shards(str(listed_data))
-    wanted = inner.Shards.open(listed_data)
+    wanted = inner.ShardSet.open(listed_data)
     found = list(shards.batches("evaluation"))
     assert sum(batch["label"].size for batch in found) == NUM_EVALUATION
     one_hot = [table.name for table in wanted.tables if not table.is_multi_hot]

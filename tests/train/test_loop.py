@@ -21,7 +21,7 @@ from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import PlacementName, TrainConfig
 from hotset.train.data.shard_file import UnchangedFile
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import read_ahead, run_steps
 from hotset.train.placements.placements import num_steps_ahead
 from hotset.train.rows.step_plan import PlannedStep
@@ -30,7 +30,7 @@ from hotset.workflows.characterise import DrawnShards
 
 
 def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     first, again, other = (trained(shards, seed=seed) for seed in (1, 1, 2))
     assert_equal_bits(first, again)
     assert first.batch_numbers != other.batch_numbers
@@ -38,7 +38,7 @@ def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> 
 
 
 def test_rows_never_looked_up_keep_their_initial_values(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", skew=3.0))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", skew=3.0))
     untrained = build_trainer(shards, TrainConfig()).weights()["C3"].clone()
     weights = trained(shards).weights()["C3"]
     batches = [shards.training_batch(number).ids_BF[:, 2] for number in range(shards.num_training_batches)]
@@ -51,7 +51,9 @@ def test_a_short_batch_takes_a_small_step(tmp_path: Path) -> None:
     """One sample in a batch of nominally 64 moves SGD's weights by a 64th of its gradient."""
     spec = ShardSpec(batch_size=64, num_hot_only=0, num_mixed=1, num_evaluation=0)
     alone = ShardSpec(batch_size=1, num_hot_only=0, num_mixed=1, num_evaluation=0)
-    shards, ones = (Shards.open(write_shards(tmp_path / name, s)) for name, s in (("a", spec), ("b", alone)))
+    shards, ones = (
+        ShardSet.open(write_shards(tmp_path / name, s)) for name, s in (("a", spec), ("b", alone))
+    )
     before = build_trainer(shards, TrainConfig()).weights()["C2"]
     rate: dict[str, Any] = {"embedding_lr": 0.5, "dense_lr": 0.5}
     short, full = (trained(s, **rate).weights()["C2"] - before for s in (shards, ones))
@@ -63,7 +65,7 @@ def test_a_short_batch_takes_a_small_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_model_learns_what_was_planted(optimizer: Any, tmp_path: Path) -> None:
     spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
     before = build_trainer(shards, TrainConfig()).predictor.score()
     after = trained(shards, embedding_optimizer=optimizer, epochs=2).predictor.score()
     assert before.auc is not None and after.auc is not None
@@ -89,7 +91,7 @@ def test_no_clock_of_a_run_counts_compiling(tmp_path: Path, monkeypatch: pytest.
     def run_new_kernel(_: PlannedStep) -> None:
         assert kernel(_twice)(2) == 4
 
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     trainer = build_trainer(shards, TrainConfig(placement="lookahead", staging_bytes=ByteSize(4096)))
     # A kernel that this process has not run yet, at every step.
     trainer.before_step.append(run_new_kernel)
@@ -105,7 +107,7 @@ def _twice(number: int) -> int:
 
 
 def test_fae_counts_its_copies(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     trainer = trained(shards, placement="fae", fae_variant="code", epochs=2)
     hot_bytes = 35 * 4 * 4
     assert trainer.meter.bytes_to_fast["switch"] == trainer.meter.bytes_to_slow["switch"] == 2 * hot_bytes
@@ -115,7 +117,7 @@ def test_fae_counts_its_copies(tmp_path: Path) -> None:
 
 
 def test_hybrid_moves_a_vector_a_lookup_each_way(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     num_bytes = 220 * 3 * 4 * 4
     assert trained(shards, placement="hybrid").meter.training_bytes() == (num_bytes, num_bytes)
     to_fast, to_slow = trained(shards, placement="hybrid-dedup").meter.training_bytes()
@@ -128,7 +130,7 @@ def test_hybrid_moves_a_vector_a_lookup_each_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead"])
 def test_every_placement_trains_on_the_gpu(placement: Any, tmp_path: Path) -> None:
     spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
     trainer = trained(shards, placement=placement, device="cuda", embedding_optimizer="adagrad", epochs=2)
     scores = trainer.predictor.score()
     assert scores.auc is not None and scores.auc > 0.8
@@ -157,7 +159,7 @@ def test_the_first_step_reads_nothing_beyond_the_batches_planned(
         return read_at(file, position, num_bytes)
 
     monkeypatch.setattr(UnchangedFile, "read_at", counting)
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     assert len(shards._files) == 301 and read == []
     budget = {"staging_bytes": ByteSize(8_000), "prefetch": 1} if placement == "lookahead" else {}
     trainer = build_trainer(shards, TrainConfig(placement=placement, threads=1, **budget))  # type: ignore[arg-type]

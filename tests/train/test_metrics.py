@@ -30,7 +30,7 @@ from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.build import build_trainer
 from hotset.train.config import ExportConfig, TrainConfig, read_config
 from hotset.train.config_parts import RecipeOptions
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.evaluate import Predictor, answers_of, load_model
 from hotset.train.metrics import (
     _WORDS_IN_MEMORY,
@@ -372,7 +372,7 @@ def preprocess(folder: Path, name: str, schema: str, **settings: Any) -> None:
 
 def scored_samples(run: Path, data: Path) -> pl.DataFrame:
     """Return logit, label, weight and group of the samples of the test part."""
-    config, shards = read_config(run), Shards.open(data)
+    config, shards = read_config(run), ShardSet.open(data)
     loaded = load_model(run, config, read_weights(run), shards.tables, shards.batch_size)
     predictor = Predictor(shards, *loaded, answers=answers_of(config))
     parts: list[pl.DataFrame] = []
@@ -414,7 +414,7 @@ def test_scores_of_a_run_are_weighted_and_by_group(folder: Path) -> None:
 
 
 def test_ranks_share_the_batches_and_have_the_scores_of_one_process(folder: Path) -> None:
-    shards, config = Shards.open(folder / "data"), TrainConfig(threads=1, micro_batches=2)
+    shards, config = ShardSet.open(folder / "data"), TrainConfig(threads=1, micro_batches=2)
 
     def work(ranks: Ranks) -> Quality:
         return build_trainer(shards, config, ranks=ranks).predictor.score()
@@ -518,7 +518,7 @@ def test_every_label_of_a_run_is_scored_where_it_is_there(folder: Path) -> None:
     data, run = folder / "labels/data", folder / "labels/run"
     hotset.fit(data, run, threads=1, evaluate_every=5, progress=False)
     found = hotset.evaluate(run, data, progress=False)
-    config, shards = read_config(run), Shards.open(data)
+    config, shards = read_config(run), ShardSet.open(data)
     predictor = Predictor(
         shards,
         *load_model(run, config, read_weights(run), shards.tables, shards.batch_size),
@@ -577,7 +577,7 @@ def test_the_weights_kept_are_those_that_are_best_by_a_score(
     [("buy:auc", "names 'buy', and the labels of the run are: none by a name"), ("gauc", "names no group")],
 )
 def test_a_best_score_that_there_is_not_is_refused(best_by: str, message: str, folder: Path) -> None:
-    shards = Shards.open(folder / "data")
+    shards = ShardSet.open(folder / "data")
     shards.sample_columns = ("weight",)
     recipe = RecipeOptions(best_by=best_by)
     with pytest.raises(ConfigError, match=message):

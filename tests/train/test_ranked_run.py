@@ -36,7 +36,7 @@ from hotset.train.checkpoints.resume import Checkpoint, RunCheckpoints, restore,
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import CheckpointSettings, ChosenExchange, ExchangeOptions, ExchangePrediction
 from hotset.train.data.batch import Batch
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.ranked_run import SAVED_ERRORS, RankCheckpoints, SavedErrors
 from hotset.train.ranks.messages import CodedExchange, chosen_by
@@ -312,7 +312,7 @@ SAVED = ShardSpec(
 
 
 def train(
-    shards: Shards,
+    shards: ShardSet,
     folder: Path,
     fields: dict[str, Any],
     ranks: Ranks,
@@ -352,7 +352,7 @@ def train(
     return found
 
 
-def on_ranks(shards: Shards, folder: Path, fields: dict[str, Any], num_ranks: int, **options: Any) -> Any:
+def on_ranks(shards: ShardSet, folder: Path, fields: dict[str, Any], num_ranks: int, **options: Any) -> Any:
     if num_ranks == 1:
         return train(shards, folder, fields, OneRank(), **options)
     return run_thread_ranks(num_ranks, lambda ranks: train(shards, folder, fields, ranks, **options), 20)[0]
@@ -363,7 +363,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("all-fast", "fae
 
 @pytest.mark.parametrize("placement", ["lookahead", *SLOW])
 def test_a_run_goes_on_with_another_number_of_ranks(placement: str, tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SAVED))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SAVED))
     staged = placement in ("lookahead", "cache")
     fields = {"placement": placement, "epochs": 2, "staging_bytes": 1_000 if staged else None}
     wanted = on_ranks(shards, tmp_path / "unbroken", fields, 1)
@@ -377,7 +377,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(placement: str, tmp_path: Pa
 
 
 def test_ranks_that_begin_with_the_rows_of_another_have_the_bits_of_one(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", replace(SAVED, embedding_optimizer="adagrad")))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", replace(SAVED, embedding_optimizer="adagrad")))
     with suppress(_KilledError):
         on_ranks(shards, tmp_path / "first", {"placement": "all-fast"}, 2, stop_after=5)
 
@@ -397,7 +397,7 @@ def test_ranks_that_begin_with_the_rows_of_another_have_the_bits_of_one(tmp_path
 
 
 def test_errors_of_gradients_are_saved_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SAVED))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SAVED))
     fields = {"placement": "all-fast"}
     coded = ChosenExchange("none", "int8", feedback=True)
     wanted = on_ranks(shards, tmp_path / "unbroken", fields, 2, exchange=coded)
@@ -419,7 +419,7 @@ def test_errors_of_gradients_are_saved_and_come_back(tmp_path: Path, monkeypatch
 def test_rows_of_a_lost_checkpoint_are_saved_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SAVED))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SAVED))
     fields = {"placement": "all-fast"}
     wanted = on_ranks(shards, tmp_path / "unbroken", fields, 1)
 
@@ -438,7 +438,7 @@ def test_rows_of_a_lost_checkpoint_are_saved_by_the_next(
 def test_ranks_wait_for_a_checkpoint_that_takes_longer_than_they_wait_for_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SAVED))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SAVED))
     fields = {"placement": "all-fast"}
     wanted = on_ranks(shards, tmp_path / "unbroken", fields, 1)
     # The disk takes no byte until the ranks have waited for it several times.

@@ -24,7 +24,7 @@ from hotset.train import run
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import CheckpointSettings, ExchangeOptions
 from hotset.train.data.batch import Batch
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.model.gradients import DenseDtype, cpu_features, has_bf16
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.run import RunOptions, train
@@ -80,13 +80,13 @@ def test_dense_values_that_are_too_large_are_noticed(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read = Shards.training_batch
+    read = ShardSet.training_batch
 
-    def scaled(self: Shards, number: int) -> Batch:
+    def scaled(self: ShardSet, number: int) -> Batch:
         batch = read(self, number)
         return replace(batch, dense_BK=batch.dense_BK.abs() * torch.tensor([1.0, scale]))
 
-    monkeypatch.setattr(Shards, "training_batch", scaled)
+    monkeypatch.setattr(ShardSet, "training_batch", scaled)
     train(shards, TrainConfig(**FIELDS), tmp_path / "run")
     said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     values = [line for line in said if line.startswith("values of the dense feature I2 are as large as ")]

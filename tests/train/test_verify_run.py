@@ -24,7 +24,7 @@ from hotset.train.checkpoints.files import record_paths
 from hotset.train.checkpoints.resume import Interrupted
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import RecipeOptions
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import CHECKPOINTS, RUN_FILES
 from hotset.train.verify_run import faults_against_shards, verify_run
@@ -176,7 +176,7 @@ def test_what_the_shards_of_a_run_give_away(
 
 def unused_row(data: Path) -> tuple[str, int]:
     """A row that no sample of the evaluation parts looks up."""
-    shards = Shards.open(data)
+    shards = ShardSet.open(data)
     batches = [shards.evaluation_batch(number).ids_BF for number in range(shards.num_evaluation_batches)]
     for table, used in zip(shards.tables, np.concatenate(batches).T, strict=True):
         if left := set(range(table.num_rows)) - set(used.tolist()):

@@ -14,7 +14,7 @@ import pytest
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.curves import UNDECIDED
 from hotset.train.advice import MachineSpeeds
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.shapes import DlrmShape
 from hotset.workflows import characterise as module
@@ -203,7 +203,7 @@ def test_hot_batches_look_up_hot_rows_alone(tmp_path: Path) -> None:
         num_evaluation=7,
     )
     drawn.write(tmp_path / "shards")
-    shards = Shards.open(tmp_path / "shards")
+    shards = ShardSet.open(tmp_path / "shards")
     assert shards.num_training_batches == 5
     for number in range(5):
         batch = shards.training_batch(number)

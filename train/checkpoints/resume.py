@@ -30,7 +30,7 @@ from ...pipeline.runtime.limits import available_bytes
 from ..build_embeddings import RunStart
 from ..config import TrainConfig
 from ..config_parts import CheckpointSettings, seconds_of
-from ..data.shards import Shards
+from ..data.shards import ShardSet
 from ..loop import Trainer
 from ..rows.backends import RowOptimizer
 from ..rows.embeddings import RowsPart, settle
@@ -54,7 +54,7 @@ _OTHER = "other."
 _LOSSES = "run.losses"
 
 
-def table_sizes(shards: Shards, config: TrainConfig) -> TableSizes:
+def table_sizes(shards: ShardSet, config: TrainConfig) -> TableSizes:
     """The rows of each table, and the floats of rows and states."""
     optimizer = RowOptimizer(config.row_optimizer(shards.embedding_optimizer), 1.0)
     dims = [table.embedding_dim for table in shards.tables]

@@ -34,7 +34,7 @@ from ...pipeline.schema.schema import DENSE_PREFIX, nearest, shown
 from ...pipeline.schema.schema_file import schema_of
 from ..config import CONFIG, Optimizers, RunConfig, RunTable, read_config
 from ..config_parts import ModelConfig
-from ..data.shards import ShardOrigin, Shards, vocabulary_of
+from ..data.shards import ShardOrigin, ShardSet, vocabulary_of
 from ..rows.backends import RowOptimizer
 from ..rows.embeddings import RowsPart, RowsSource
 from ..rows.tiers import InitialValues
@@ -77,7 +77,7 @@ class SourceRun:
 
 
 def open_source(
-    run: Path, shards: Shards, chosen: Optimizers, model: ModelConfig, labels: tuple[str, ...] = ()
+    run: Path, shards: ShardSet, chosen: Optimizers, model: ModelConfig, labels: tuple[str, ...] = ()
 ) -> SourceRun:
     """Open a run to start from.
 
@@ -129,7 +129,7 @@ def _refuse_other_model(run: Path, config: RunConfig, model: ModelConfig) -> Non
 
 
 def _open_maps(
-    run: Path, config: RunConfig, shards: Shards
+    run: Path, config: RunConfig, shards: ShardSet
 ) -> tuple[list[NDArray[np.int32] | None], str | None]:
     """Return each table's new ids, None where the same, and the map's fingerprint."""
     own = vocabulary_of(shards)
@@ -242,7 +242,7 @@ def _of_finished(
 def _of_unfinished(
     run: Path,
     config: RunConfig,
-    shards: Shards,
+    shards: ShardSet,
     maps: list[NDArray[np.int32] | None],
     chosen: Optimizers,
 ) -> tuple[RowsSource, dict[str, torch.Tensor], str]:
@@ -340,7 +340,7 @@ class GivenTable:
             raise InputError(f"{self.file.path} was changed while it was read")
 
 
-def open_given_tables(files: Mapping[str, Path], shards: Shards, chosen: Optimizers) -> list[GivenTable]:
+def open_given_tables(files: Mapping[str, Path], shards: ShardSet, chosen: Optimizers) -> list[GivenTable]:
     """Open the files of some tables, by name, and look up their categories.
 
     Raises:

@@ -32,8 +32,7 @@ from ...stats.batch_rows import part_of_rank
 from ...stats.shuffle import epoch_order
 from .batch import Batch, EmbeddingTable, at_cache_line, join
 from .shard_file import HAS_GROUP
-from .shards import EvaluationPart, Part, ShardOrigin
-from .shards import Shards as Opened
+from .shards import EvaluationPart, Part, ShardOrigin, ShardSet
 
 if TYPE_CHECKING:
     import polars as pl
@@ -68,7 +67,7 @@ class Shards:
     """
 
     def __init__(self, data: str | Path) -> None:
-        self._shards = Opened.open(local_path(data))
+        self._shards = ShardSet.open(local_path(data))
 
     def __repr__(self) -> str:
         """Return folder, tables, rows and samples in one line."""
@@ -402,7 +401,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         """Batches of the epoch that this process or worker has returned."""
         self._start = 0
         """Batches that the next iteration leaves out, because a state was loaded."""
-        self._opened: tuple[int, Opened] | None = None
+        self._opened: tuple[int, ShardSet] | None = None
         # Files are hashed once, here, and not again by each worker that opens them, unless it finds others.
         self._kinds = ("hot_only", "mixed") if split == "train" else ("evaluation",)
         self._hashed: tuple[tuple[int, int, int], ...] | None = None
@@ -532,10 +531,10 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             raise ConfigError(f"the state is of {len(found)} of {found[0]['workers']} workers, want all")
         self._choose(_count(found[0], "epoch"), first + num_steps * _count(found[0], "world_size"))
 
-    def _shards(self) -> Opened:
+    def _shards(self) -> ShardSet:
         """Return the shards as opened by this process, which shares no files."""
         if self._opened is None or self._opened[0] != os.getpid():
-            shards = Opened.open(self._folder)
+            shards = ShardSet.open(self._folder)
             # On another machine the folder may be another copy, whose bytes nobody has hashed.
             if self._hashed is not None and shards.file_states(self._kinds) != self._hashed:
                 shards.verify(self._kinds)
@@ -579,7 +578,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         found = [sizes[number] for number in numbers]
         return RankSteps(found, self._rank, self._world_size, self._last_batch, self._is_even)
 
-    def _as_dictionary(self, shards: Opened, batch: Batch) -> dict[str, Any]:
+    def _as_dictionary(self, shards: ShardSet, batch: Batch) -> dict[str, Any]:
         found: dict[str, Any] = {LABEL: batch.label_B, DENSE: at_cache_line(batch.dense_BK)}
         # One copy that turns the matrix: a worker then sends its columns as views of one piece of memory.
         batch = replace(batch, ids_BF=np.ascontiguousarray(batch.ids_BF.T).T)
@@ -612,7 +611,7 @@ def check_split(split: str) -> None:
         raise ConfigError(f"split must be train, valid or test, got {split!r}")
 
 
-def batches_of(shards: Opened, split: Split) -> tuple[Callable[[int], Batch], range]:
+def batches_of(shards: ShardSet, split: Split) -> tuple[Callable[[int], Batch], range]:
     """Return the reader of the batches of a split, and their numbers in the order of the files.
 
     Raises:
@@ -648,7 +647,7 @@ def offsets_name(name: str) -> str:
     return f"{name}_offsets"
 
 
-def _refuse_equal_names(shards: Opened, multi_hot: Sequence[int] | None) -> None:
+def _refuse_equal_names(shards: ShardSet, multi_hot: Sequence[int] | None) -> None:
     """Raise ConfigError where two entries of a batch would have one name."""
     features = by_feature(shards.tables)
     names = [LABEL, DENSE, *shards.sample_columns, *(feature.name for feature in features)]

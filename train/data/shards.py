@@ -110,7 +110,7 @@ def _tables_of(totals: ShardsTotals) -> tuple[EmbeddingTable, ...]:
     return tables
 
 
-class Shards:
+class ShardSet:
     """A sealed shard folder: its tables, and its batches by number.
 
     Training batches are numbered in the order of the manifest: those of the hot-only files, then those
@@ -183,7 +183,7 @@ class Shards:
             ) from error
 
     @classmethod
-    def open(cls, folder: Path) -> Shards:
+    def open(cls, folder: Path) -> ShardSet:
         """Open ``folder``, or its ``shards/``.
 
         Raises:
@@ -204,7 +204,7 @@ class Shards:
             )
         return cls(manifest)
 
-    def with_hot_rows(self, num_hot: Sequence[int]) -> Shards:
+    def with_hot_rows(self, num_hot: Sequence[int]) -> ShardSet:
         """Return the same batches with other hot prefixes; all count as mixed."""
         other = copy.copy(self)
         other.tables = tuple(
@@ -219,13 +219,13 @@ class Shards:
         other.has_packed_budget = False
         return other
 
-    def with_frozen(self, names: Collection[str]) -> Shards:
+    def with_frozen(self, names: Collection[str]) -> ShardSet:
         """Return the same batches, with tables whose rows no step changes."""
         other = copy.copy(self)
         other.tables = tuple(replace(table, is_frozen=table.name in names) for table in self.tables)
         return other
 
-    def with_last_batch(self, last_batch: LastBatch) -> Shards:
+    def with_last_batch(self, last_batch: LastBatch) -> ShardSet:
         """Return shards whose short training batches are dropped, or merged into the one before.
 
         A batch is merged into one of its kind; where it is the only one, it stays as it is.
@@ -252,7 +252,7 @@ class Shards:
         other.__dict__["num_training_samples"] = sum(other.training_sizes)
         return other
 
-    def with_histories(self, histories: Mapping[str, int]) -> Shards:
+    def with_histories(self, histories: Mapping[str, int]) -> ShardSet:
         """Return shards with the same batches, whose lists of these features are histories."""
         other = copy.copy(self)
         other.tables = with_histories(self.tables, histories)
@@ -510,7 +510,7 @@ class Shards:
         )
 
 
-def with_hot_bytes(shards: Shards, hot_bytes: int | None, embedding_optimizer: str) -> Shards:
+def with_hot_bytes(shards: ShardSet, hot_bytes: int | None, embedding_optimizer: str) -> ShardSet:
     """Return the same shards with the hot rows that fit in ``hot_bytes``; None leaves them as they are.
 
     A row counts with its optimizer state.
@@ -558,7 +558,7 @@ class ShardOrigin:
     vocabulary: Manifest
 
     @classmethod
-    def of(cls, shards: Shards) -> ShardOrigin | None:
+    def of(cls, shards: ShardSet) -> ShardOrigin | None:
         """Find shards' origin; None where a folder is missing, or another log's."""
         wanted = vocabulary_of(shards)
         vocabulary = _sibling(shards, "vocabulary")
@@ -570,7 +570,7 @@ class ShardOrigin:
         return cls(ColumnsTotals.of(columns).schema or CRITEO, vocabulary)
 
 
-def vocabulary_of(shards: Shards) -> str | None:
+def vocabulary_of(shards: ShardSet) -> str | None:
     """Return the fingerprint of the vocabulary of shards; None without its folder."""
     plan = _sibling(shards, "plan")
     # A plan that was written since has perhaps other ids.
@@ -579,7 +579,7 @@ def vocabulary_of(shards: Shards) -> str | None:
     return _inputs_of(plan).get("vocabulary")
 
 
-def _sibling(shards: Shards, name: str) -> Manifest | None:
+def _sibling(shards: ShardSet, name: str) -> Manifest | None:
     folder = shards.manifest.folder.parent / name
     return Manifest.read(folder) if (folder / MANIFEST).exists() else None
 
@@ -605,7 +605,7 @@ class EvaluationPart:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: ShardSet,
         part: Part,
         num_ranks: int = 1,
         read_lookups: Callable[[int], LookupsOfBatch] | None = None,

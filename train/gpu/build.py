@@ -12,7 +12,7 @@ from typing import cast
 import torch
 
 from ..config import TrainConfig
-from ..data.shards import Shards
+from ..data.shards import ShardSet
 from ..device import Device
 from ..model.dlrm import DenseModel, Dlrm
 from ..step import StepParts
@@ -22,7 +22,7 @@ from .queued_steps import QueuedSteps
 from .twins import DenseOptimizerName, DenseRule, choose_kernels, is_twin
 
 
-def has_fused_layers(config: TrainConfig, shards: Shards, model: DenseModel, device: Device) -> bool:
+def has_fused_layers(config: TrainConfig, shards: ShardSet, model: DenseModel, device: Device) -> bool:
     """Return whether the dense layers of a run are kernels of its device.
 
     On the simulated device they are where kernels are chosen by name; else it trains with the layers of the
@@ -39,7 +39,7 @@ def has_fused_layers(config: TrainConfig, shards: Shards, model: DenseModel, dev
 
 def build_queued_steps(
     config: TrainConfig,
-    shards: Shards,
+    shards: ShardSet,
     model: DenseModel,
     optimizers: Sequence[torch.optim.Optimizer],
     parts: StepParts,

@@ -20,7 +20,7 @@ from ..config_parts import DLRM_NAMES, ModelConfig, parse_arguments, parse_loss_
 
 if TYPE_CHECKING:
     from ..config import RunConfig
-    from ..data.shards import Shards
+    from ..data.shards import ShardSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class ModelInputs:
     """Names of the labels, in the order of the logits; empty for a log with a single ``label``."""
 
     @classmethod
-    def of(cls, sizes: Shards | RunConfig) -> Self:
+    def of(cls, sizes: ShardSet | RunConfig) -> Self:
         """Describe the features and tables of shards, or of the config of a run."""
         tables = (
             TableInput(feature.name, feature.num_rows, feature.embedding_dim, feature.is_multi_hot)

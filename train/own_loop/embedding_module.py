@@ -41,7 +41,7 @@ from ..build_embeddings import attach_movers, build_embeddings, idle_settings, r
 from ..config import EmbeddingOptimizer, PlacementName, TrainConfig
 from ..config_parts import RecipeOptions
 from ..data.batch import Batch, EmbeddingTable
-from ..data.shards import Shards, with_hot_bytes
+from ..data.shards import ShardSet, with_hot_bytes
 from ..model.shapes import ModelInputs
 from ..placements.placements import StepSource, num_steps_ahead
 from ..ranks.ranks import OneRank, raise_on_any_rank
@@ -132,7 +132,7 @@ class Embeddings(nn.Module):
         )
         given: dict[str, Any] = dict(settings)
         config = TrainConfig(placement=placement, device=device, **given)
-        shards = Shards.open(Path(data))
+        shards = ShardSet.open(Path(data))
         self._optimizers = _row_optimizers(shards, config, decay, tables or {})
         check_equal_rows(self._ranks.steps, shards, config, self._optimizers)
         # Tiers have room for the largest state of all tables.
@@ -573,7 +573,7 @@ class Embeddings(nn.Module):
 
 
 def _row_optimizers(
-    shards: Shards, config: TrainConfig, decay: float, settings: Mapping[str, TableSettings]
+    shards: ShardSet, config: TrainConfig, decay: float, settings: Mapping[str, TableSettings]
 ) -> dict[str, RowOptimizer]:
     """Return the optimizer of each table; raise ConfigError for tables and settings that there are not."""
     names = [table.name for table in shards.tables]

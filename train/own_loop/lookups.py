@@ -29,7 +29,7 @@ from ..config import TrainConfig
 from ..config_parts import is_launched
 from ..data.batch import Batch, EmbeddingTable, FeatureBags, LookupsOfBatch, join
 from ..data.dataset import offsets_name
-from ..data.shards import Shards
+from ..data.shards import ShardSet
 from ..ranks.ranks import OneRank, Ranks, TorchRanks, check_equal_settings, gather_arrays
 
 Dictionary = TypeVar("Dictionary", bound=Mapping[str, Any])
@@ -178,7 +178,7 @@ def loop_ranks() -> LoopRanks:
     return LoopRanks(OneRank(), OneRank())
 
 
-def check_equal_rows(ranks: Ranks, shards: Shards, config: TrainConfig, choices: object) -> None:
+def check_equal_rows(ranks: Ranks, shards: ShardSet, config: TrainConfig, choices: object) -> None:
     """Raise RankError where another rank has other tables, or updates them in another way."""
     if ranks.num_ranks > 1:
         rows = {"data": shards.manifest.fingerprint, "tables": choices, "seed": config.seed}

@@ -41,7 +41,7 @@ from ..rows.tiers import Layout
 
 if TYPE_CHECKING:
     from ..config import TrainConfig
-    from ..data.shards import Shards
+    from ..data.shards import ShardSet
 
 START_RATE = 50.0
 LEAST_RATE = 1.0
@@ -205,7 +205,7 @@ class FaeOrder(BatchOrder):
 
 
 def build_fae_order(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     mean_loss: Callable[[int], float | None],
     earlier_losses: Sequence[float],

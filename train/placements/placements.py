@@ -36,7 +36,7 @@ from ...pipeline.errors import ByteSize, format_byte_size
 from ...stats.row_bytes import row_bytes, share_slots
 from ..config import TrainConfig
 from ..data.batch import Batch, EmbeddingTable, IdReader, Lookups
-from ..data.shards import Shards
+from ..data.shards import ShardSet
 from ..metrics import Kind
 from ..model.shapes import tables_by_dim
 from ..rows.embeddings import Embeddings, used_slow_rows
@@ -105,7 +105,7 @@ MOST_STEPS_AHEAD = 12
 
 
 def build_placements(
-    config: TrainConfig, shards: Shards, held: Mapping[int, HeldRows] | None = None
+    config: TrainConfig, shards: ShardSet, held: Mapping[int, HeldRows] | None = None
 ) -> dict[int, Placement]:
     """Build the placement of each table group, of which a rank has the rows in ``held``."""
     config = with_staging(config, shards)
@@ -117,7 +117,7 @@ def build_placements(
 
 
 def _build_placement(
-    config: TrainConfig, shards: Shards, dim: int, chosen: Sequence[int], held: HeldRows | None
+    config: TrainConfig, shards: ShardSet, dim: int, chosen: Sequence[int], held: HeldRows | None
 ) -> Placement:
     tables = [shards.tables[table] for table in chosen]
     if held is not None:
@@ -155,7 +155,7 @@ def _build_placement(
     )
 
 
-def spills(config: TrainConfig, shards: Shards) -> bool:
+def spills(config: TrainConfig, shards: ShardSet) -> bool:
     """Return whether `lookahead` spills cold rows that do not fit in memory.
 
     They go to a file by next use. The other placements that keep rows in host memory map a file for the rest
@@ -171,7 +171,7 @@ def spills(config: TrainConfig, shards: Shards) -> bool:
     return cold_bytes > config.slow_bytes
 
 
-def num_planned_steps(config: TrainConfig, shards: Shards) -> int:
+def num_planned_steps(config: TrainConfig, shards: ShardSet) -> int:
     """Return the step after which all rows are written back.
 
     It is the last one of all epochs. With a spill file, which orders cold rows by their next use, planning
@@ -196,7 +196,7 @@ def num_steps_ahead(config: TrainConfig, mixed_share: float = 1.0) -> int:
     return max(least, min(math.ceil((config.prefetch + 1) / mixed_share) + 1, MOST_STEPS_AHEAD))
 
 
-def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:
+def with_staging(config: TrainConfig, shards: ShardSet) -> TrainConfig:
     """Fill in the staging budget and the depth that ``config`` leaves open."""
     if config.placement not in ("lookahead", "cache"):
         return replace(config, prefetch=_PREFETCH if config.prefetch is None else config.prefetch)
@@ -215,7 +215,7 @@ def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:
     return replace(config, staging_bytes=num_bytes, prefetch=prefetch)
 
 
-def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
+def staging_slots(config: TrainConfig, shards: ShardSet) -> dict[int, int]:
     """Return staging slots of each table group, in proportion to its cold rows."""
     assert config.staging_bytes is not None, "with_staging comes first"
     groups = tables_by_dim([table.embedding_dim for table in shards.tables])
@@ -229,7 +229,7 @@ def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
     return dict(zip(groups, share_slots(config.staging_bytes, num_cold, sizes), strict=True))
 
 
-def count_row_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64]:
+def count_row_lookups(shards: ShardSet, tables: Sequence[int]) -> NDArray[np.int64]:
     """Return each row's training lookups, (rows of these tables,), table after table."""
     reader = IdReader(shards.tables, tables)
     counts = [np.zeros(shards.tables[table].num_rows, np.int64) for table in tables]

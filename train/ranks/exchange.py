@@ -62,7 +62,7 @@ from ..data.batch import (
     MicroBatches,
     OwnBatch,
 )
-from ..data.shards import Shards
+from ..data.shards import ShardSet
 from ..rows.tiers import HeldIds
 from .messages import Crossing
 from .ranks import RankError, Ranks, gather_numbers, packed, raise_on_any_rank, unpacked, wait_for_all
@@ -96,7 +96,7 @@ def ranks_of_batch(num_samples: int, batch_size: int, num_shares: int, num_ranks
 
 
 def choose_owners(
-    shards: Shards, chosen: Sequence[int], num_ranks: int, num_shares: int, node: Node | None = None
+    shards: ShardSet, chosen: Sequence[int], num_ranks: int, num_shares: int, node: Node | None = None
 ) -> NDArray[np.uint8]:
     """Return the rank that uses each row in most training steps, (num_keys,).
 
@@ -420,7 +420,7 @@ class NodeLookups:
         ring_bytes: memory for the lookups.
     """
 
-    def __init__(self, shards: Shards, node: Node, ring_bytes: int = _RING_BYTES) -> None:
+    def __init__(self, shards: ShardSet, node: Node, ring_bytes: int = _RING_BYTES) -> None:
         self._shards = shards
         num_batches = shards.num_training_batches + shards.num_evaluation_batches
         table_bytes = _HEAD + _ENTRY.itemsize * num_batches
@@ -491,7 +491,7 @@ class OwnBatches:
     """
 
     def __init__(
-        self, shards: Shards, micro_batches: MicroBatches, lookups: Callable[[int], LookupsOfBatch]
+        self, shards: ShardSet, micro_batches: MicroBatches, lookups: Callable[[int], LookupsOfBatch]
     ) -> None:
         self._shards = shards
         self._micro_batches = micro_batches

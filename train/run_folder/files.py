@@ -42,7 +42,7 @@ from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ..config import CONFIG, METRICS, MOST_MICRO_BATCHES, SUMMARY, RunTable, TrainConfig, read_object
 from ..config_parts import ChosenExchange
 from ..data.batch import BATCH_ORDER
-from ..data.shards import ShardOrigin, Shards, vocabulary_of
+from ..data.shards import ShardOrigin, ShardSet, vocabulary_of
 from ..model.gradients import cpu_features
 from ..model.kernels import choose_library
 from ..model.shapes import choose_labels, choose_model, recorded_name
@@ -198,7 +198,7 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def describe(
-    shards: Shards, config: TrainConfig, threads: int, *, is_replay: bool, predicts: str = "probability"
+    shards: ShardSet, config: TrainConfig, threads: int, *, is_replay: bool, predicts: str = "probability"
 ) -> dict[str, Any]:
     """The contents of ``config.json``: settings, model and tables of a run.
 

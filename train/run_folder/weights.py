@@ -40,7 +40,7 @@ from ...pipeline.folders.manifest import MANIFEST, HashedFile, Manifest, checksu
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..config import RUN_HINT, RunConfig, unfinished_run
 from ..data.batch import EmbeddingTable
-from ..data.shards import Shards
+from ..data.shards import ShardSet
 from ..rows.tiers import FileTier, Layout
 
 WEIGHTS = "weights.safetensors"
@@ -428,7 +428,7 @@ def refuse_changed_files(manifest: Manifest, names: tuple[str, ...]) -> None:
             )
 
 
-def refuse_other_tables(config: RunConfig, shards: Shards, hint: str, *, may_grow: bool = False) -> None:
+def refuse_other_tables(config: RunConfig, shards: ShardSet, hint: str, *, may_grow: bool = False) -> None:
     """Raise ShardError unless shards have the tables and widths of a run.
 
     Args:

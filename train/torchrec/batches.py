@@ -33,7 +33,7 @@ from ...stats.kernel import read_only
 from ..config_parts import Pooling
 from ..data.batch import Batch, EmbeddingTable
 from ..data.dataset import Split, batches_of
-from ..data.shards import Shards
+from ..data.shards import ShardSet
 from ..model.shapes import tables_by_dim
 from ..threads import BackgroundIterator
 from .kernels import (
@@ -277,7 +277,7 @@ class RankBatches:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: ShardSet,
         rows: ReplicatedRows,
         numbers: Iterable[int] | None = None,
         *,

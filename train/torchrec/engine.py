@@ -45,7 +45,7 @@ from ..build_model import LossSource, ModelSource, UserModel, build_model, warn_
 from ..config import TrainConfig
 from ..config_parts import EXACT_CODEC
 from ..data.batch import BatchOrder, MicroBatches
-from ..data.shards import Shards
+from ..data.shards import ShardSet
 from ..evaluate import Predictor
 from ..loop import Trainer
 from ..metrics import Answers, Meter
@@ -127,7 +127,7 @@ def _with_sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def build_torchrec_trainer(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     order: BatchOrder | None,
     ranks: Ranks,
@@ -200,7 +200,7 @@ def build_torchrec_trainer(
 
 
 def _shard_layers(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     dense: DenseModel,
     objective: Objective | None,
@@ -237,7 +237,7 @@ def _is_last(config: TrainConfig, number: int) -> bool:
 
 
 def _build_layers(
-    shards: Shards, config: TrainConfig, answers: Answers, model_source: ModelSource | None, num_ranks: int
+    shards: ShardSet, config: TrainConfig, answers: Answers, model_source: ModelSource | None, num_ranks: int
 ) -> DenseModel:
     """Build the layers with the values that hotset's own engine gives them."""
     inputs = replace(ModelInputs.of(shards), labels=answers.labels)
@@ -250,7 +250,7 @@ def _build_layers(
 
 
 def _divide_rows(
-    shards: Shards, config: TrainConfig, uses: RowUses, ranks: Ranks, network: Network | None
+    shards: ShardSet, config: TrainConfig, uses: RowUses, ranks: Ranks, network: Network | None
 ) -> ReplicatedRows:
     """Choose the rows that every rank holds, the same ones at each."""
     num_replicated = choose_num_replicated(shards, config, uses, network)
@@ -277,7 +277,7 @@ def _check_layers(dense: DenseModel, num_ranks: int) -> None:
 
 
 def _build_predictor(
-    shards: Shards,
+    shards: ShardSet,
     config: TrainConfig,
     dense: DenseModel,
     embeddings: RankRows,
@@ -293,7 +293,7 @@ def _build_predictor(
 
 
 def _build_step_source(
-    shards: Shards,
+    shards: ShardSet,
     rows: ReplicatedRows,
     embeddings: RankRows,
     ranks: Ranks,

@@ -21,7 +21,7 @@ from ..config import TrainConfig
 from ..config_parts import Pooling
 from ..data.batch import SeededOrder
 from ..data.dataset import Split
-from ..data.shards import Shards
+from ..data.shards import ShardSet
 from ..ranks.ranks import TorchRanks
 from ..rows.backends import RowOptimizer
 from .batches import RankBatches, ReplicatedRows
@@ -65,7 +65,7 @@ class RankData:
             raise ConfigError("TorchRec needs a process group: call torch.distributed.init_process_group")
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._ranks = TorchRanks(_TIMEOUT_SECONDS, dist.new_group(backend="gloo"))
-        self._shards = Shards.open(local_path(data))
+        self._shards = ShardSet.open(local_path(data))
         self._shards.verify()
         self._device = torch.device(device)
         (self._uses,) = count_uses(self._shards, [self.world_size])

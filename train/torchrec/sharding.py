@@ -35,7 +35,7 @@ from ...pipeline.statistics.coverage import table_sizes
 from ...stats.replication import Network, RowUses, UseCounter, choose_prefixes
 from ...stats.row_bytes import row_bytes
 from ..config import TrainConfig
-from ..data.shards import Shards
+from ..data.shards import ShardSet
 
 if TYPE_CHECKING:
     from ..rows.backends import RowOptimizer
@@ -52,7 +52,7 @@ MOST_STEPS = 256
 
 
 def count_uses(
-    shards: Shards,
+    shards: ShardSet,
     rank_counts: Sequence[int],
     *,
     most_steps: int = MOST_STEPS,
@@ -86,7 +86,7 @@ def count_uses(
 
 
 def choose_num_replicated(
-    shards: Shards, config: TrainConfig, uses: RowUses, network: Network | None = None
+    shards: ShardSet, config: TrainConfig, uses: RowUses, network: Network | None = None
 ) -> tuple[int, ...]:
     """Return how many rows of each table to replicate on all ranks.
 
@@ -103,7 +103,7 @@ def choose_num_replicated(
 
 def shard(
     model: nn.Module,
-    shards: Shards,
+    shards: ShardSet,
     rows: ReplicatedRows,
     optimizer: RowOptimizer,
     device: torch.device,
@@ -206,7 +206,7 @@ def quiet() -> Iterator[None]:
 def plan_sharding(
     model: nn.Module,
     sharders: Sequence[Any],
-    shards: Shards,
+    shards: ShardSet,
     num_replicated: Sequence[int],
     uses: RowUses,
     *,
@@ -265,7 +265,7 @@ def plan_sharding(
 
 def constraints_of(
     model: nn.Module,
-    shards: Shards,
+    shards: ShardSet,
     num_replicated: Sequence[int],
     uses: RowUses,
     *,

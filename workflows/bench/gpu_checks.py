@@ -36,7 +36,7 @@ from ...train.build import build_trainer
 from ...train.build_embeddings import open_device_api
 from ...train.config import EmbeddingOptimizer, PlacementName, TrainConfig
 from ...train.data.batch import RecordedOrder
-from ...train.data.shards import Shards
+from ...train.data.shards import ShardSet
 from ...train.device import STREAMS, Device, StreamName
 from ...train.gpu.packed_batch import RowMoves, RowTensors
 from ...train.gpu.queued_steps import QueuedSteps
@@ -117,7 +117,7 @@ def write_kaggle_shards(
     hot_share: float = HOT_SHARE,
     optimizer: str = "sgd",
     num_evaluation: int = 4096,
-) -> Shards:
+) -> ShardSet:
     """Write shards as `pack` does, the last samples for evaluation, and open them."""
     num_hot = samples.num_hot(hot_share)
     num_training = samples.label_N.size - num_evaluation
@@ -146,7 +146,7 @@ def write_kaggle_shards(
         embedding_dim=embedding_dim,
         optimizer=optimizer,
     )
-    return Shards.open(folder)
+    return ShardSet.open(folder)
 
 
 _NUM_ROWS, _DIM, _ROUNDS, _BUSY_CALLS = 5000, 16, 20, 50
@@ -295,7 +295,7 @@ def compare_bits(settings: PartSettings, records: Records) -> None:
     }
 
     @cache
-    def shards_of(optimizer: EmbeddingOptimizer) -> Shards:
+    def shards_of(optimizer: EmbeddingOptimizer) -> ShardSet:
         return small_shards(settings, f"bits-{optimizer}", optimizer)
 
     @cache
@@ -316,7 +316,7 @@ def config_on(settings: PartSettings, **more: Any) -> TrainConfig:
     return TrainConfig(device=settings.device, kernels=settings.step_kernels, **more)
 
 
-def small_shards(settings: PartSettings, name: str, optimizer: str, embedding_dim: int = 16) -> Shards:
+def small_shards(settings: PartSettings, name: str, optimizer: str, embedding_dim: int = 16) -> ShardSet:
     """Shards with some forty thousand rows, more than the staging slots hold."""
     return write_kaggle_shards(
         draw_kaggle(3_000 if settings.is_small else 40_000, SMALL_SCALE),
@@ -336,11 +336,11 @@ def drawn_samples(settings: PartSettings) -> KaggleSamples:
 
 def packed_shards(
     settings: PartSettings, samples: KaggleSamples, batch_size: int, embedding_dim: int
-) -> Shards:
+) -> ShardSet:
     """Open samples as shards, which are written unless an earlier part or piece has done so."""
     folder = settings.scratch / f"speed-{embedding_dim}-{batch_size}" / "shards"
     if (folder / MANIFEST).exists():
-        return Shards.open(folder)
+        return ShardSet.open(folder)
     return write_kaggle_shards(samples, folder, batch_size=batch_size, embedding_dim=embedding_dim)
 
 
@@ -350,7 +350,7 @@ def base_config(settings: PartSettings, optimizer: Literal["sgd", "adagrad"] = "
     return config_on(settings, placement="all-fast", dense_dtype="auto", **own)
 
 
-def weights_of(shards: Shards, config: TrainConfig, out: Path) -> str:
+def weights_of(shards: ShardSet, config: TrainConfig, out: Path) -> str:
     """Train, and return a checksum of the weights."""
     # Without safetensors no run is written, and all else of a GPU day is done.
     from ...train.run import train

@@ -41,7 +41,7 @@ from ...stats.shuffle import epoch_order
 from ...train.build import MOST_READERS, build_trainer
 from ...train.config import PlacementName, TrainConfig
 from ...train.data.batch import RecordedOrder
-from ...train.data.shards import Shards
+from ...train.data.shards import ShardSet
 from ...train.gpu.queued_steps import QueuedSteps
 from ...train.loop import train_steps
 from ...train.placements.placements import MOST_STEPS_AHEAD
@@ -126,7 +126,7 @@ class Contestant:
     """One of several runs that are compared."""
 
     name: str
-    shards: Shards
+    shards: ShardSet
     config: TrainConfig
     is_hot_only: bool = False
     """Whether it trains on hot-only batches alone."""
@@ -504,7 +504,7 @@ def train_an_epoch(settings: PartSettings, records: Records) -> None:
         records.check("lookahead ends an epoch with the weights of all-fast", is_equal)
 
 
-def _write_inputs(settings: PartSettings, records: Records) -> Shards:
+def _write_inputs(settings: PartSettings, records: Records) -> ShardSet:
     """Draw the samples, and process them as `hotset preprocess` does after its plan."""
     num_training, num_evaluation, batch_size = _SMALL_EPOCH if settings.is_small else _EPOCH
     begin = time.monotonic()
@@ -524,7 +524,7 @@ def _write_inputs(settings: PartSettings, records: Records) -> Shards:
     return shards
 
 
-def _train_epoch(name: PlacementName, shards: Shards, settings: PartSettings, records: Records) -> str:
+def _train_epoch(name: PlacementName, shards: ShardSet, settings: PartSettings, records: Records) -> str:
     """Train under a placement, write its row, and return the checksum of the weights."""
     # Without safetensors no run is written.
     from ...train.run import train

@@ -31,7 +31,7 @@ from ...train.build_embeddings import open_device, open_device_api
 from ...train.build_model import build_model
 from ...train.config import TrainConfig
 from ...train.data.batch import RecordedOrder
-from ...train.data.shards import Shards
+from ...train.data.shards import ShardSet
 from ...train.device import Device, Graph, StreamName
 from ...train.gpu.twins import is_twin
 from ...train.loop import read_ahead
@@ -203,7 +203,7 @@ class WritingDevice:
 
 
 def measure_device_step(
-    shards: Shards, config: TrainConfig, order: list[int], num_warm_up: int, rates: GpuRates
+    shards: ShardSet, config: TrainConfig, order: list[int], num_warm_up: int, rates: GpuRates
 ) -> dict[str, Any]:
     """Train on batches of a device, measure the last step part by part, and return nanoseconds per sample.
 
@@ -314,7 +314,7 @@ class TorchRecRun:
     """
 
     def __init__(
-        self, shards: Shards, config: TrainConfig, numbers: Iterable[int], cached_share: float
+        self, shards: ShardSet, config: TrainConfig, numbers: Iterable[int], cached_share: float
     ) -> None:
         self._device = open_device(config.device)
         self._group = TemporaryDirectory()
@@ -353,7 +353,7 @@ class TorchRecRun:
         self.num_samples += len(batch.labels)
         return batch
 
-    def _read_from(self, shards: Shards) -> Callable[[int], Any]:
+    def _read_from(self, shards: ShardSet) -> Callable[[int], Any]:
         from torchrec import KeyedJaggedTensor
         from torchrec.datasets.utils import Batch
 
@@ -396,7 +396,7 @@ class _KeyedModel(torch.nn.Module):
         return loss, loss.detach()
 
 
-def _pipeline_of(shards: Shards, config: TrainConfig, device: torch.device, cached_share: float) -> Any:
+def _pipeline_of(shards: ShardSet, config: TrainConfig, device: torch.device, cached_share: float) -> Any:
     """Build TorchRec's pipeline; without a GPU its tables are plain ones, and nothing is prefetched."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig

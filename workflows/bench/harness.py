@@ -36,7 +36,7 @@ from ...train.config_parts import TIMEOUT_VARIABLE
 from ..machine import describe_machine
 
 if TYPE_CHECKING:
-    from ...train.data.shards import Shards
+    from ...train.data.shards import ShardSet
 
 Result = TypeVar("Result")
 Facts = dict[str, Any]
@@ -209,15 +209,15 @@ def new_log(folder: Path, samples: int, *, name: str = "log.tsv", **settings: An
     return folder / name
 
 
-def pack_again(log: Path, data: Path, **settings: Any) -> Shards:
+def pack_again(log: Path, data: Path, **settings: Any) -> ShardSet:
     """Preprocess a log with some settings of `split` and `pack`; the stages before these stay in ``data``."""
     from ...pipeline.preprocess import remove_from
-    from ...train.data.shards import Shards
+    from ...train.data.shards import ShardSet
     from ..library import preprocess
 
     if (data / "plan").exists():
         remove_from("split", data)
-    return Shards.open(preprocess(log, data, **settings))
+    return ShardSet.open(preprocess(log, data, **settings))
 
 
 @dataclass(frozen=True, slots=True)

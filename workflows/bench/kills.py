@@ -34,7 +34,7 @@ from ...train.build import build_trainer
 from ...train.checkpoints.resume import RunCheckpoints
 from ...train.config import METRICS, PlacementName, TrainConfig
 from ...train.config_parts import CheckpointSettings
-from ...train.data.shards import Shards
+from ...train.data.shards import ShardSet
 from ...train.run_folder.files import CHECKPOINTS
 from ..characterise import DrawnShards
 from . import harness
@@ -317,7 +317,7 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
     drawn.write(scratch / "drawn" / "shards")
     config = TrainConfig(placement="all-fast", embedding_optimizer="adagrad", threads=1)
     # No step is trained: rows are marked as changed, and what a checkpoint then costs is measured.
-    trainer = build_trainer(Shards.open(scratch / "drawn"), config, tracks_changes=True)
+    trainer = build_trainer(ShardSet.open(scratch / "drawn"), config, tracks_changes=True)
     settings = CheckpointSettings(checkpoint_every=1, keep_checkpoints=1)
     saved = RunCheckpoints(trainer, scratch / "checkpoints", "", settings)
     found: dict[str, list[float]] = {"few_changed_ms": [], "all_changed_ms": [], "copy_ms": []}

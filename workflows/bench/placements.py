@@ -42,7 +42,7 @@ from ...stats.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
 from ...train.config import PlacementName, TrainConfig
 from ...train.data.batch import IdReader
-from ...train.data.shards import Shards
+from ...train.data.shards import ShardSet
 from ...train.model.shapes import tables_by_dim
 from ...train.placements.placements import AllFast, Hybrid, HybridDedup, build_placements
 from ...train.placements.staging import Lookahead, PlanQueue, StagingPlacement
@@ -90,7 +90,7 @@ def measure(options: Options, scratch: Path) -> Facts:
     return measures[options.what](options, log, scratch / "data")
 
 
-def _packed_by_share(options: Options, log: Path, data: Path) -> Iterator[tuple[Facts, Shards]]:
+def _packed_by_share(options: Options, log: Path, data: Path) -> Iterator[tuple[Facts, ShardSet]]:
     """Yield the shards of a log, for SGD, with each share of all rows hot."""
     for share in options.shares:
         num_rows = VocabularyTotals.of(preprocess([log], criteo_kaggle(), data, until="rank")).num_rows
@@ -122,7 +122,7 @@ class EpochTraffic:
     """Batches of more cold rows than slots."""
 
 
-def simulate_epoch(shards: Shards, config: TrainConfig, order: Sequence[int]) -> EpochTraffic:
+def simulate_epoch(shards: ShardSet, config: TrainConfig, order: Sequence[int]) -> EpochTraffic:
     """Count what a placement moves while it trains on ``order``.
 
     Writing all rows back at the end counts.
@@ -149,7 +149,7 @@ def simulate_epoch(shards: Shards, config: TrainConfig, order: Sequence[int]) ->
 
 def _add_staged(
     moved: EpochTraffic,
-    shards: Shards,
+    shards: ShardSet,
     placement: StagingPlacement,
     reader: IdReader,
     order: Sequence[int],
@@ -171,7 +171,7 @@ def _add_staged(
     moved.num_split += rows.split
 
 
-def _num_vectors(shards: Shards, placement: Hybrid, reader: IdReader, order: Sequence[int]) -> int:
+def _num_vectors(shards: ShardSet, placement: Hybrid, reader: IdReader, order: Sequence[int]) -> int:
     """Count one vector per distinct row of a batch, or one per bag."""
     batches = (reader.read(shards.training_batch(number)) for number in order)
     if isinstance(placement, HybridDedup):
@@ -205,7 +205,7 @@ def candidates(staging: ByteSize) -> dict[str, TrainConfig]:
     return plain | caches | {"lookahead": base, _BELADY: replace(base, prefetch=0)}
 
 
-def _measure_share(shards: Shards, staging: ByteSize, rounds: int) -> Facts:
+def _measure_share(shards: ShardSet, staging: ByteSize, rounds: int) -> Facts:
     every = candidates(staging)
     order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped).tolist()
     moved = {name: _moved(shards, config, order) for name, config in every.items()}
@@ -221,7 +221,7 @@ def _measure_share(shards: Shards, staging: ByteSize, rounds: int) -> Facts:
     }
 
 
-def _moved(shards: Shards, config: TrainConfig, order: list[int]) -> dict[str, float]:
+def _moved(shards: ShardSet, config: TrainConfig, order: list[int]) -> dict[str, float]:
     """Return the bytes per training sample that one epoch transfers."""
     if config.placement == "fae":
         # All mixed batches, hot rows copied to the fast tier, all hot-only batches, hot rows copied back: the
@@ -255,7 +255,7 @@ def _ratios(moved: dict[str, dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _train(shards: Shards, config: TrainConfig, order: list[int]) -> Facts:
+def _train(shards: ShardSet, config: TrainConfig, order: list[int]) -> Facts:
     """Train the first batches; return CPU seconds and speed after a warm-up, and the AUC."""
     # CPU of all threads: what runs ahead in the background costs, too.
     trainer, (wall, cpu) = train_timed(shards, config, order)
@@ -301,7 +301,7 @@ def _summary(cases: dict[str, Facts]) -> Facts:
     }
 
 
-def _read_epoch(shards: Shards, placement: Lookahead, epoch: int) -> Epoch:
+def _read_epoch(shards: ShardSet, placement: Lookahead, epoch: int) -> Epoch:
     order = epoch_order(shards.is_hot_only, 0, epoch, spread=shards.is_grouped).tolist()
     reader = IdReader(shards.tables, list(range(len(shards.tables))))
     batches = [

@@ -22,7 +22,7 @@ from torch.nn.functional import embedding_bag
 from ...pipeline.folders.totals import for_features
 from ...train.config import Optimizers, TrainConfig
 from ...train.data.batch import Batch, SeededOrder
-from ...train.data.shards import Shards
+from ...train.data.shards import ShardSet
 
 Logits = NDArray[np.float64]
 Widths = Sequence[int]
@@ -118,7 +118,7 @@ def _mlp(widths: Sequence[int]) -> nn.Sequential:
 class PlainExample(nn.Module):
     """The layers of an example on embedding tables of torch, with initial rows by the name of their table."""
 
-    def __init__(self, shards: Shards, layers: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    def __init__(self, shards: ShardSet, layers: nn.Module, weights: dict[str, torch.Tensor]) -> None:
         super().__init__()
         self.layers = layers
         self.tables = nn.ModuleList(
@@ -175,7 +175,7 @@ class TorchOptimizers:
             each.step()
 
 
-def batches_of(shards: Shards, config: TrainConfig) -> Iterator[int]:
+def batches_of(shards: ShardSet, config: TrainConfig) -> Iterator[int]:
     """Yield the numbers of the training batches of all epochs, in the order of hotset."""
     order = SeededOrder(shards.is_hot_only, config.seed, config.epochs, is_grouped=shards.is_grouped)
     for numbers in order.epochs():

@@ -47,7 +47,7 @@ from ...train.build import build_trainer
 from ...train.build_model import build_model
 from ...train.config import TrainConfig
 from ...train.data.batch import Batch
-from ...train.data.shards import EvaluationPart, Shards
+from ...train.data.shards import EvaluationPart, ShardSet
 from ...train.loop import run_steps
 from ...train.model.shapes import ModelInputs, choose_model
 from ...train.rows.tiers import InitialValues
@@ -219,7 +219,7 @@ class Data:
             schema = folder / "schema.toml"
             schema.write_text(schema_of_sparse(self.log.num_sparse))
         preprocess(raw, folder / "data", schema=schema, workers=1, progress=False, **self._settings)
-        self.shards = Shards.open(folder / "data")
+        self.shards = ShardSet.open(folder / "data")
         self.rows = [table.num_rows for table in self.shards.tables]
         numbers = range(self.shards.num_training_batches)
         self.training = Samples([self.shards.training_batch(number) for number in numbers])
@@ -320,7 +320,7 @@ def draw_values(net: PlainNet) -> None:
 
 
 @torch.no_grad()
-def take_values_of_hotset(net: PlainNet, shards: Shards, config: TrainConfig) -> None:
+def take_values_of_hotset(net: PlainNet, shards: ShardSet, config: TrainConfig) -> None:
     """Set the initial values that hotset has with this seed."""
     model = build_model(choose_model(config, DIM), ModelInputs.of(shards), config.seed)
     for own, other in zip(net.layers(), model.parameters(), strict=True):
@@ -448,15 +448,15 @@ def compare_examples(options: Options, folder: Path) -> Facts:
     sizes: dict[str, Any] = {"batch_size": 256, "embedding_dim": 8, "eval_fraction": 0.4}
     sizes |= {"hot_bytes": "64KiB", "progress": False}
     data = preprocess(folder / "log.parquet", folder / "data", schema=folder / "log.toml", **sizes)
-    found = _on_drawn_log(Shards.open(data), chances, seeds, options.epochs)
+    found = _on_drawn_log(ShardSet.open(data), chances, seeds, options.epochs)
     if options.data is not None:
-        real = Shards.open(preprocess_recipe([options.data], small_real_sample(), folder / "real").folder)
+        real = ShardSet.open(preprocess_recipe([options.data], small_real_sample(), folder / "real").folder)
         (of_model,) = _train_both(real, "deepfm:DeepFM", seeds, 1, ())[0].values()
         found["real"] = {"samples": _samples(real), "auc": {"deepfm:DeepFM": of_model}}
     return found
 
 
-def _on_drawn_log(shards: Shards, chances: dict[str, Logits], seeds: list[int], epochs: int) -> Facts:
+def _on_drawn_log(shards: ShardSet, chances: dict[str, Logits], seeds: list[int], epochs: int) -> Facts:
     truth, samples = _labels(shards, LABELS), _samples(shards)
     of_test = {name: chance_N[-samples["test"] :] for name, chance_N in chances.items()}
     both = {name: _train_both(shards, name, seeds, epochs, labels) for name, labels in MODELS.items()}
@@ -474,7 +474,7 @@ def _on_drawn_log(shards: Shards, chances: dict[str, Logits], seeds: list[int], 
 
 
 def _conversions(
-    shards: Shards,
+    shards: ShardSet,
     chances: dict[str, Logits],
     truth: dict[str, Logits],
     of_esmm: Sequence[Logits],
@@ -512,11 +512,11 @@ def _log_chance(logit_N: Logits) -> Logits:
     return found
 
 
-def _samples(shards: Shards) -> dict[str, int]:
+def _samples(shards: ShardSet) -> dict[str, int]:
     return {"training": shards.num_training_samples, "test": EvaluationPart(shards, "test").num_samples}
 
 
-def _labels(shards: Shards, names: Sequence[str]) -> dict[str, Logits]:
+def _labels(shards: ShardSet, names: Sequence[str]) -> dict[str, Logits]:
     """Return the labels of the test part, NaN where missing."""
     part = EvaluationPart(shards, "test")
     found = np.concatenate([shards.labels_of(part.batch(number), names) for number in part.numbers])
@@ -544,7 +544,7 @@ def _config(model: Any, seed: int, epochs: int, labels: Sequence[str]) -> TrainC
 
 
 def _train_both(
-    shards: Shards, name: str, seeds: Sequence[int], epochs: int, labels: Sequence[str]
+    shards: ShardSet, name: str, seeds: Sequence[int], epochs: int, labels: Sequence[str]
 ) -> tuple[dict[str, Facts], list[Logits]]:
     """Train an example in both programs; return AUCs by label, and hotset's logits by seed."""
     logits: dict[str, list[Logits]] = {"hotset": [], "plain torch": []}
@@ -565,7 +565,7 @@ def _train_both(
     return of_labels, logits["hotset"]
 
 
-def _train(shards: Shards, config: TrainConfig, source: Any = None) -> Logits:
+def _train(shards: ShardSet, config: TrainConfig, source: Any = None) -> Logits:
     """Train with hotset; return the logits of the test part, (N, L)."""
     trainer = build_trainer(shards, config, model_source=source)
     run_steps(trainer, lambda *_: None)
@@ -573,7 +573,7 @@ def _train(shards: Shards, config: TrainConfig, source: Any = None) -> Logits:
     return np.concatenate(logits).astype(np.float64)
 
 
-def _train_plain(shards: Shards, config: TrainConfig, labels: Sequence[str]) -> Logits:
+def _train_plain(shards: ShardSet, config: TrainConfig, labels: Sequence[str]) -> Logits:
     """Train in plain torch from the initial values of hotset's run; return logits of the test part."""
     begun = build_trainer(shards, replace(config, placement="all-fast"))
     weights = {table.name: begun.weights()[table.name] for table in shards.tables}

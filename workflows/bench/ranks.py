@@ -56,7 +56,7 @@ from ...stats.replication import Network, Traffic, choose_prefixes, traffic_of
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.config_parts import CheckpointSettings, Pooling, RecipeOptions
-from ...train.data.shards import Shards
+from ...train.data.shards import ShardSet
 from ...train.run import RunOptions, train
 from ...train.run_folder.weights import open_weights
 from ...train.torchrec.sharding import count_uses
@@ -111,7 +111,7 @@ def measure(options: Options, folder: Path) -> Facts:
     return jobs[options.what](options, log, folder)
 
 
-def _packed(options: Options, log: Path, folder: Path, batch_size: int, **settings: Any) -> Shards:
+def _packed(options: Options, log: Path, folder: Path, batch_size: int, **settings: Any) -> ShardSet:
     settings |= {"batch_size": batch_size, "embedding_dim": options.embedding_dim}
     return harness.pack_again(log, folder / "data", **settings)
 
@@ -136,7 +136,7 @@ def count_bytes(options: Options, log: Path, folder: Path) -> Facts:
     return {"ranks": found, "rank_batch_size": RANK_BATCH}
 
 
-def _read_epoch(shards: Shards, num_ranks: int) -> RankedEpoch:
+def _read_epoch(shards: ShardSet, num_ranks: int) -> RankedEpoch:
     """Read the batches of an epoch in the order of training; rows are numbered over all tables."""
     first_row_F1 = np.cumsum([0, *(table.num_rows for table in shards.tables)])
     order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped).tolist()
@@ -389,7 +389,7 @@ def compare_engines(options: Options, folder: Path) -> Facts:
     }
 
 
-def _logs_of_engines(options: Options, folder: Path) -> Mapping[str, Shards]:
+def _logs_of_engines(options: Options, folder: Path) -> Mapping[str, ShardSet]:
     """Prepare the logs; both ways to pool read the same lists."""
     # Imported here: tests of a GPU's image, which lacks Polars, use the spy.
     from .quality import LABELS, SCHEMA, draw_log
@@ -416,7 +416,7 @@ def _options() -> RunOptions:
     return RunOptions(checkpoints=CheckpointSettings(checkpoint_every="off"))
 
 
-def _run(shards: Shards, config: TrainConfig, split: str, out: Path) -> _Run:
+def _run(shards: ShardSet, config: TrainConfig, split: str, out: Path) -> _Run:
     num_replicated = tuple(table.num_hot if split == "split" else 0 for table in shards.tables)
     return shards.manifest.folder, replace(config, engine="torchrec"), num_replicated, out
 

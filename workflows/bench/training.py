@@ -45,7 +45,7 @@ from ...train.build import build_trainer
 from ...train.build_embeddings import set_threads
 from ...train.config import TrainConfig
 from ...train.data.batch import Batch, RecordedOrder
-from ...train.data.shards import Shards
+from ...train.data.shards import ShardSet
 from ...train.loop import Trainer, read_ahead, run_steps, train_steps
 from ...train.model.gradients import cpu_features, has_bf16
 from ...train.model.shapes import dlrm_shape
@@ -108,7 +108,7 @@ def compare_steps(options: Options, scratch: Path) -> Facts:
     return {"contestants": records, "ratios": ratios}
 
 
-def _each_shards(options: Options, scratch: Path) -> Iterator[Shards]:
+def _each_shards(options: Options, scratch: Path) -> Iterator[ShardSet]:
     """Generate the log once and pack it for each dim and batch size."""
     largest = max(options.batch_sizes)
     # Seven sevenths: the last is for evaluation, and the last batch may be short.
@@ -119,7 +119,7 @@ def _each_shards(options: Options, scratch: Path) -> Iterator[Shards]:
         yield harness.pack_again(log, scratch / "data", **settings, order="original")
 
 
-def order_of(shards: Shards, round_samples: int) -> list[int]:
+def order_of(shards: ShardSet, round_samples: int) -> list[int]:
     """Return the batches of a round, those of the warm-up first."""
     num_steps = max(-(-round_samples // shards.batch_size), _LEAST_STEPS) + WARM_UP_STEPS
     # A last batch may be short; the others are all full.
@@ -131,7 +131,7 @@ def order_of(shards: Shards, round_samples: int) -> list[int]:
     return (order * -(-num_steps // len(order)))[:num_steps]
 
 
-def _contestants(shards: Shards, options: Options, threads: int) -> dict[str, Callable[[], Seconds]]:
+def _contestants(shards: ShardSet, options: Options, threads: int) -> dict[str, Callable[[], Seconds]]:
     order = order_of(shards, options.round_samples)
     config = TrainConfig(
         model=options.model,
@@ -222,7 +222,7 @@ def _fbgemm_tables(num_rows: Sequence[int], embedding_dim: int) -> Any:
 
 
 def train_timed(
-    shards: Shards, config: TrainConfig, order: Sequence[int], num_warm_up: int = WARM_UP_STEPS
+    shards: ShardSet, config: TrainConfig, order: Sequence[int], num_warm_up: int = WARM_UP_STEPS
 ) -> tuple[Trainer, Seconds]:
     """Read, plan and train batches in a new run; return it, and its seconds after the warm-up."""
     set_threads(config.threads)
@@ -237,7 +237,7 @@ def train_timed(
     return trainer, harness.seconds_since(begin)
 
 
-def samples_of(shards: Shards, order: Sequence[int]) -> int:
+def samples_of(shards: ShardSet, order: Sequence[int]) -> int:
     """Return the samples of training batches."""
     return sum(shards.training_batch(number).num_samples for number in order)
 
@@ -256,7 +256,7 @@ def _measure_opening(num_files: int, folder: Path) -> Facts:
 
 def _first_step(folder: Path) -> Facts:
     begin = time.perf_counter()
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     opened = time.perf_counter() - begin
     trainer = build_trainer(shards, TrainConfig(placement="all-fast", threads=1))
     with closing(read_ahead(trainer)) as steps:
@@ -398,7 +398,7 @@ def train_limited(folder: Path, job: tuple[Path, TrainConfig, MemoryLimit | None
         limit.join()
     set_threads(config.threads)
     start = time.perf_counter()
-    trainer = build_trainer(Shards.open(path), config, spill_folder=folder)
+    trainer = build_trainer(ShardSet.open(path), config, spill_folder=folder)
     # Setting up is measured apart from training, as are the bytes it reads.
     setup_seconds = time.perf_counter() - start
     before, begin = _disk_traffic(), harness.clock()

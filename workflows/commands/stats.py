@@ -416,10 +416,10 @@ class AdviseCommand(JsonCommand):
         network = Network() if speeds is None else speeds.network()
         device_bytes = self.fast_bytes[0] if self.fast_bytes else None
         # These import torch, as hotset's own advice does not.
-        from ...train.data.shards import Shards
+        from ...train.data.shards import ShardSet
         from ...train.torchrec.sharding import count_uses
 
-        shards = Shards.open(self.dir)
+        shards = ShardSet.open(self.dir)
         with progress_bars() as progress:
             uses = count_uses(shards, self.devices or (2, 4, 8), progress=progress)
         found = replication_of(shards.manifest, uses, device_bytes=device_bytes, network=network)

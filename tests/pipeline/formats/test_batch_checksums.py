@@ -36,7 +36,7 @@ from hotset.pipeline.formats.batch_checksums import (
 )
 from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, draw_samples, to_record_batch, write_shards
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 
 
 def naive_blocks(column: Any, num_samples: int) -> list[tuple[int, list[bytes]]]:
@@ -161,7 +161,7 @@ def opened(folder: Path) -> StoredBatches:
     return StoredBatches(manifest, files)
 
 
-def contents(shards: Shards) -> list[bytes]:
+def contents(shards: ShardSet) -> list[bytes]:
     """All that the batches hold."""
     found = []
     for number in range(shards.num_training_batches):
@@ -204,7 +204,7 @@ def test_a_flipped_bit_changes_nothing_or_is_refused(folder: Path, tmp_path: Pat
             changed[int(place * len(whole))] ^= 1 << bit
             return bytes(changed)
 
-        wanted = contents(Shards.open(folder))
+        wanted = contents(ShardSet.open(folder))
         copy = tmp_path / "copy"
         if is_resealed:
             resealed(folder, copy, flip)
@@ -213,7 +213,7 @@ def test_a_flipped_bit_changes_nothing_or_is_refused(folder: Path, tmp_path: Pat
             shutil.copytree(folder, copy)
             (copy / CHECKSUMS).write_bytes(flip((copy / CHECKSUMS).read_bytes()))
         try:
-            found = contents(Shards.open(copy))
+            found = contents(ShardSet.open(copy))
         except ShardError as error:
             assert CHECKSUMS in str(error) or isinstance(error, DamagedBatchError)
             return
@@ -245,12 +245,12 @@ def test_crafted_tables_are_refused_or_give_the_same_batches(
 
         copy = resealed(folder, tmp_path / "copy", craft)
         try:
-            shards = Shards.open(copy)
+            shards = ShardSet.open(copy)
             found = contents(shards)
         except HotsetError as error:
             assert str(copy) in str(error)
             return
-        assert found == contents(Shards.open(folder))
+        assert found == contents(ShardSet.open(folder))
 
     check()
 

@@ -28,7 +28,7 @@ from hotset.pipeline.statistics.coverage import (
 from hotset.pipeline.statistics.folder import Inspected
 from hotset.stats.replication import Network, TableSize, memory_of
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.torchrec.sharding import count_uses
 
 
@@ -67,7 +67,7 @@ SPEC = ShardSpec(multi_hot=(1, 2), same_table=(2,), num_rows=(5, 40, 40), num_ho
 
 def test_the_choice_takes_no_more_time_than_any_other_split(tmp_path: Path) -> None:
     write_shards(tmp_path, SPEC)
-    shards = Shards.open(tmp_path)
+    shards = ShardSet.open(tmp_path)
     network = Network(exchange_seconds=1e-4)
     for row in replication_of(shards.manifest, count_uses(shards, [2, 4]), network=network):
         splits = {each["split"]: each for each in row["splits"]}
@@ -81,7 +81,7 @@ def test_the_choice_takes_no_more_time_than_any_other_split(tmp_path: Path) -> N
 
 def test_one_device_exchanges_nothing(tmp_path: Path) -> None:
     write_shards(tmp_path, SPEC)
-    shards = Shards.open(tmp_path)
+    shards = ShardSet.open(tmp_path)
     (row,) = replication_of(shards.manifest, count_uses(shards, [1]))
     assert {tuple(each["num_replicated"]) for each in row["splits"] if each["split"] == CHOSEN} == {(0, 0)}
     assert {each["crossing_bytes"] for each in row["splits"]} == {0}

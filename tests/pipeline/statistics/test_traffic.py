@@ -47,7 +47,7 @@ from hotset.tests.support.naive.naive_stages import run_to
 from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.trained_models import trained
 from hotset.train.config import TrainConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.placements import placements
 from hotset.workflows.recipes import recipe_for
 
@@ -297,7 +297,7 @@ def simulated(packed: Path) -> Any:
 @pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae", "lookahead", "cache"])
 def test_a_run_moves_what_the_series_says(packed: Path, simulated: Any, placement: Any) -> None:
     found = simulated
-    shards = Shards.open(packed)
+    shards = ShardSet.open(packed)
     trainer = trained(shards, placement=placement, fae_variant="code")
     (row,) = (row for row in found["placements"] if row["placement"] == placement)
     assert (row["bytes_to_fast"], row["bytes_to_slow"]) == trainer.meter.training_bytes()
@@ -340,7 +340,7 @@ def test_a_long_epoch_is_cut_off_and_said(
     assert any("placement fae" in line for line in cut_off["left_out"])
     hybrid = next(row for row in found["placements"] if row["placement"] == "hybrid")
     vectors = found["settings"]["num_samples"] * sum(
-        4 * table.embedding_dim for table in Shards.open(packed).tables
+        4 * table.embedding_dim for table in ShardSet.open(packed).tables
     )
     assert hybrid["bytes_to_fast"] == vectors
 

@@ -9,7 +9,7 @@ from torch.nn.functional import embedding_bag
 from hotset.pipeline.folders.totals import by_feature
 from hotset.tests.support.shard_factory import ShardSpec
 from hotset.train.data.batch import Batch
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.model.shapes import tables_by_dim
 
 SPEC = ShardSpec(
@@ -26,7 +26,9 @@ SPEC = ShardSpec(
 """A table of one feature, one of three, two of which are lists, and one of two with another width."""
 
 
-def naive_embeddings(tables_ND: dict[str, torch.Tensor], batch: Batch, shards: Shards) -> list[torch.Tensor]:
+def naive_embeddings(
+    tables_ND: dict[str, torch.Tensor], batch: Batch, shards: ShardSet
+) -> list[torch.Tensor]:
     """(B, F, d) of each width, feature by feature."""
     of_feature = {}
     for name, ids_N, offsets_B1 in batch.features(shards.tables):

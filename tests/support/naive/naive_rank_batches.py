@@ -21,7 +21,7 @@ import torch
 from hotset.pipeline.folders.totals import for_features
 from hotset.stats.batch_rows import part_of_rank
 from hotset.train.data.batch import Batch
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.torchrec.batches import GroupLookups, RankBatch, ReplicatedRows, RowsOfDim, rank_batch
 
 
@@ -117,7 +117,7 @@ def speed(make: Callable[[Batch], RankBatch], batches: Sequence[Batch]) -> float
 def main(data: str, world_size: int = 1) -> None:
     """Print the median of five rounds, for each rule of what is replicated."""
     torch.set_num_threads(1)
-    shards = Shards.open(Path(data))
+    shards = ShardSet.open(Path(data))
     batches = [shards.training_batch(number) for number in range(min(shards.num_training_batches, 128))]
     rules = {
         "nothing": [0] * len(shards.tables),

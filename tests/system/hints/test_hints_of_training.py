@@ -43,7 +43,7 @@ from hotset.train.config_parts import ChosenExchange
 from hotset.train.data import shards as shards_module
 from hotset.train.data.batch import MicroBatches, RecordedOrder, ResumedOrder, SeededOrder
 from hotset.train.data.dataset import ShardDataset
-from hotset.train.data.shards import Shards, with_hot_bytes
+from hotset.train.data.shards import ShardSet, with_hot_bytes
 from hotset.train.metrics import CLICKS, SampleScores, words_for
 from hotset.train.model.gradients import choose_dense_dtype
 from hotset.train.own_loop.lookups import SharedBatches
@@ -82,7 +82,7 @@ def retrained(shell: Shell, out: str = "again") -> None:
     shell.works(*TRAIN, out)
 
 
-@follows("train/data/shards.py::Shards._refuse_stray")
+@follows("train/data/shards.py::ShardSet._refuse_stray")
 def test_stray_ids_are_packed_again(shell: Shell) -> None:
     def stray(columns: dict[str, Any]) -> None:
         columns["ids"][0][0] = 10**6
@@ -95,7 +95,7 @@ def test_stray_ids_are_packed_again(shell: Shell) -> None:
 @follows("train/run_log.py::RunLog.refuse_shards")
 def test_a_run_that_met_a_damaged_batch_is_resumed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards_module, "_HASHED_FIRST_BYTES", 0)
-    opened = Shards.open(Path("data"))
+    opened = ShardSet.open(Path("data"))
     order = next(SeededOrder(opened.is_hot_only, 0, 1, is_grouped=opened.is_grouped).epochs())
     position = opened._training[order[-1]]
     file = opened._files[position.file]
@@ -112,7 +112,7 @@ def test_a_run_that_met_a_damaged_batch_is_resumed(shell: Shell, monkeypatch: py
 
 @follows("train/data/shard_file.py::UnchangedFile._fault")
 def test_shards_that_change_while_they_are_used(shell: Shell) -> None:
-    shards = Shards.open(Path("data"))
+    shards = ShardSet.open(Path("data"))
     for path in Path("data/shards").glob("*.arrow"):
         path.write_bytes(path.read_bytes())
     hint = hint_of(lambda: shards.training_batch(0))
@@ -123,21 +123,21 @@ def test_shards_that_change_while_they_are_used(shell: Shell) -> None:
 
 @follows("train/data/shards.py::with_hot_bytes#2")
 def test_another_budget_for_shards_without_their_plan(shell: Shell) -> None:
-    alone = Shards.open(write_shards(Path("alone/shards"), order="original"))
+    alone = ShardSet.open(write_shards(Path("alone/shards"), order="original"))
     assert "the folder that preprocess wrote" in hint_of(lambda: with_hot_bytes(alone, 1000, "sgd"))
 
 
 @follows("train/data/batch.py::read_batch_order")
 def test_an_order_to_replay(shell: Shell) -> None:
     assert hint_of(lambda: RecordedOrder.of_run(Path("data"), 4, 1)) == "give the folder of a finished run"
-    shards = Shards.open(Path("data"))
+    shards = ShardSet.open(Path("data"))
     RecordedOrder.of_run(Path("run"), shards.num_training_batches, 1)
 
 
 @follows("train/run_folder/weights.py::refuse_other_tables refuse_other_tables#2")
 def test_a_run_on_other_shards(shell: Shell) -> None:
     config = read_config(Path("run"))
-    shards: Any = Shards.open(Path("data"))
+    shards: Any = ShardSet.open(Path("data"))
     for change in ({"tables": shards.tables[:-1]}, {"num_dense": 1}):
         others: Any = SimpleNamespace(
             manifest=shards.manifest,
@@ -286,7 +286,7 @@ def test_a_map_of_other_ids_is_made_again(shell: Shell) -> None:
     shutil.copytree(right, "more/id_map")
     # Without fingerprints of vocabularies the numbers of rows tell.
     other = read_config(Path("run"))
-    shards = Shards.open(Path("more"))
+    shards = ShardSet.open(Path("more"))
     tables = (replace(other.tables[0], num_rows=1), *other.tables[1:])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(starting_rows, "vocabulary_of", lambda shards: None)
@@ -516,7 +516,7 @@ def test_ranks_of_a_loop_of_ones_own_join_first_and_have_equal_parts(
     def read(ranks: Ranks) -> str:
         shared = SharedBatches(ranks)
         if ranks.rank == 0:
-            return hint_of(lambda: shared.held([{}], [Shards.open(folder).training_batch(0)]))
+            return hint_of(lambda: shared.held([{}], [ShardSet.open(folder).training_batch(0)]))
         shared.end()
         return ""
 
@@ -636,7 +636,7 @@ def test_all_ranks_get_the_same_options() -> None:
 
 @follows("train/build_embeddings.py::resolve")
 def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     hint = hint_of(lambda: resolve(shards, TrainConfig(slow_bytes=ByteSize(1000)), 2))
     assert hint == "leave --slow-bytes out"
     assert resolve(shards, TrainConfig(), 2).micro_batches == 2
@@ -644,7 +644,7 @@ def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
 
 @follows("train/build_embeddings.py::resolve#2")
 def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     hint = hint_of(lambda: resolve(shards, TrainConfig(device="cuda"), 2))
     assert hint == "--engine torchrec trains on several devices; or use --device cpu, or start one process"
     resolve(shards, TrainConfig(device="cpu"), 2)
@@ -668,7 +668,7 @@ def test_a_table_that_torchrec_cannot_place_gets_constraints(tmp_path: Path) -> 
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.planner import ParameterConstraints
 
-    shards = Shards.open(write_shards(tmp_path / "data"))
+    shards = ShardSet.open(write_shards(tmp_path / "data"))
     table = EmbeddingConfig(name="C3", num_embeddings=300, embedding_dim=4, feature_names=["C3"])
     model = EmbeddingCollection(tables=[table], device=torch.device("meta"))
 
@@ -690,7 +690,7 @@ def test_a_table_that_torchrec_cannot_place_gets_constraints(tmp_path: Path) -> 
 
 @follows("train/build_embeddings.py::_resolve_torchrec")
 def test_an_option_of_the_own_engine_is_left_out(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     asked = TrainConfig(engine="torchrec", placement="cache")
     assert hint_of(lambda: resolve(shards, asked, 2)) == "leave --placement out, or leave --engine out"
     resolve(shards, replace(asked, placement="lookahead"), 2)
@@ -699,7 +699,7 @@ def test_an_option_of_the_own_engine_is_left_out(tmp_path: Path) -> None:
 
 @follows("train/build_embeddings.py::_resolve_torchrec#2")
 def test_rows_have_an_optimizer_that_torchrec_has(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     asked = TrainConfig(engine="torchrec", embedding_optimizer="adam")
     hint = hint_of(lambda: resolve(shards, asked, 2))
     assert hint == "give --embedding-optimizer sgd, adagrad or rowwise-adagrad"
@@ -717,7 +717,7 @@ def test_torchrec_is_installed_by_a_script(monkeypatch: pytest.MonkeyPatch) -> N
 
 @follows("train/build_embeddings.py::_resolve_torchrec#3")
 def test_what_torchrec_has_not_is_for_the_own_engine(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     asked = TrainConfig(engine="torchrec", freeze=("C1",))
     assert hint_of(lambda: resolve(shards, asked, 2)) == "leave --engine out"
     resolve(shards, replace(asked, engine="hotset"), 2)
@@ -725,7 +725,7 @@ def test_what_torchrec_has_not_is_for_the_own_engine(tmp_path: Path) -> None:
 
 @follows("train/ranks/messages.py::check_tables_of_bounds")
 def test_a_bound_is_of_a_table_of_the_shards(tmp_path: Path) -> None:
-    tables = Shards.open(write_shards(tmp_path / "shards")).tables
+    tables = ShardSet.open(write_shards(tmp_path / "shards")).tables
     hint = hint_of(lambda: check_tables_of_bounds(ChosenExchange("bounded:0.1,nope=0.2"), tables))
     assert hint == f"tables are {', '.join(table.name for table in tables)}"
     check_tables_of_bounds(ChosenExchange(f"bounded:0.1,{tables[0].name}=0.2"), tables)

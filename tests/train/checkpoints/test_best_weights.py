@@ -22,7 +22,7 @@ from hotset.train.build import build_trainer
 from hotset.train.checkpoints import best_weights
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import CheckpointSettings, RecipeOptions
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.evaluate import evaluate
 from hotset.train.placements.placements import num_planned_steps
 from hotset.train.ranks.ranks import OneRank, Ranks, first_says
@@ -260,7 +260,7 @@ def test_rows_in_a_file_are_planned_to_the_last_of_a_limited_number_of_steps(
     fields = FIELDS | {"evaluate_every": None, "epochs": 2}
     wanted = run(data, tmp_path / "wanted", recipe, **fields | {"placement": "all-fast"})
     config = TrainConfig(recipe=recipe, **fields, placement="lookahead", slow_bytes=ByteSize(400 * KIB))
-    assert num_planned_steps(config, Shards.open(data)) == 27, "rows are in a file"
+    assert num_planned_steps(config, ShardSet.open(data)) == 27, "rows are in a file"
 
     def kill_at_end(*_: object) -> None:
         raise Killed
@@ -347,7 +347,7 @@ def test_plateau_needs_a_validation_part_and_not_the_rows_before_the_end() -> No
 
 
 def test_files_that_a_checkpoint_names_are_kept(data: Path, tmp_path: Path) -> None:
-    trainer = build_trainer(Shards.open(data), TrainConfig(**FIELDS))
+    trainer = build_trainer(ShardSet.open(data), TrainConfig(**FIELDS))
     best = best_weights.BestWeights(tmp_path, 1, OneRank())
     kept = []
     # A checkpoint names the best weights of its moment, and better ones come after each.

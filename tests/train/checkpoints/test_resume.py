@@ -49,7 +49,7 @@ from hotset.train.checkpoints.resume import (
 )
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import CheckpointSettings, RecipeOptions
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import run_steps
 from hotset.train.model.shapes import ModelInputs
 from hotset.train.run import RunOptions, train
@@ -311,7 +311,7 @@ def test_rows_are_restored_under_any_other_placement(
 ) -> None:
     wanted = unbroken()["weights.safetensors"]
     run_until(data, tmp_path / "stopped", 25, every(8), "signal")
-    shards = Shards.open(data)
+    shards = ShardSet.open(data)
     record = newest_whole(tmp_path / "stopped" / CHECKPOINTS)
     assert record is not None and record.state.step == 25
     for fields in PLACEMENTS:
@@ -330,7 +330,7 @@ def test_rows_are_restored_under_any_other_placement(
 def test_the_second_checkpoint_has_only_the_rows_that_changed(data: Path, tmp_path: Path) -> None:
     run_until(data, tmp_path / "run", 9, every(4, keep=5), placement="lookahead")
     newest, first = record_paths(tmp_path / "run" / CHECKPOINTS)[:2]
-    shards = Shards.open(data)
+    shards = ShardSet.open(data)
     found = json.loads(newest.read_bytes())
     own = sum(entry["rows"] for entry in found["rows"] if "000000008" in entry["path"])
     touched: set[tuple[int, int]] = set()
@@ -607,13 +607,13 @@ def test_weights_that_are_not_finite_are_not_saved(data: Path, tmp_path: Path) -
 def test_a_loss_that_is_no_number_stops_at_its_batch_and_keeps_the_last_checkpoint(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Shards.training_batch
+    read = ShardSet.training_batch
 
-    def poisoned(self: Shards, number: int) -> Any:
+    def poisoned(self: ShardSet, number: int) -> Any:
         batch = read(self, number)
         return replace(batch, dense_BK=batch.dense_BK * float("nan")) if number == 11 else batch
 
-    monkeypatch.setattr(Shards, "training_batch", poisoned)
+    monkeypatch.setattr(ShardSet, "training_batch", poisoned)
     with pytest.raises(HotsetError, match=r"the training loss is nan at step (\d+); the check") as caught:
         run_until(data, tmp_path / "run", None, every(1), log_every=50)
     record = newest_whole(tmp_path / "run" / CHECKPOINTS)

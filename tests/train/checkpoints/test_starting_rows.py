@@ -27,7 +27,7 @@ from hotset.tests.support.processes.stopped_runs import WITH_LOG, assert_same_fi
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints.starting_rows import _open_maps, open_source
 from hotset.train.config import TrainConfig, read_config
-from hotset.train.data.shards import Shards, vocabulary_of
+from hotset.train.data.shards import ShardSet, vocabulary_of
 from hotset.train.fit import FittedRun
 from hotset.train.model.shapes import choose_model
 from hotset.train.run import RunOptions, train
@@ -110,7 +110,7 @@ def test_ranks_start_from_a_run_as_one_process_does(
     assert_same_files(tmp_path / "ranks", tmp_path / "alone")
 
 
-def source_of(run: Path, shards: Shards, **fields: Any) -> Any:
+def source_of(run: Path, shards: ShardSet, **fields: Any) -> Any:
     config = TrainConfig(**FIELDS | fields)
     model = choose_model(config, shards.embedding_dim)
     return open_source(run, shards, config.optimizers("sgd"), model)
@@ -118,7 +118,7 @@ def source_of(run: Path, shards: Shards, **fields: Any) -> Any:
 
 def test_an_unfinished_run_gives_its_last_checkpoint(data: Path, tmp_path: Path) -> None:
     train_until(91, data, TrainConfig(**FIELDS), tmp_path / "run", every=1)
-    shards = Shards.open(data)
+    shards = ShardSet.open(data)
     rows = list(source_of(tmp_path / "run", shards).rows())
     # Those that were changed, and behind them every row with its initial values.
     count = sum(part.ids_N.size for part in rows)
@@ -128,7 +128,7 @@ def test_an_unfinished_run_gives_its_last_checkpoint(data: Path, tmp_path: Path)
 
 
 def test_states_of_another_optimizer_begin_anew(data: Path, first: Path) -> None:
-    shards = Shards.open(data)
+    shards = ShardSet.open(data)
     source = source_of(first, shards, embedding_optimizer="adam", dense_optimizer="sgd")
     assert all(not part.state_NW.any() for part in source.rows())
     assert {part.state_NW.shape[1] for part in source.rows()} == {9, 5}
@@ -149,9 +149,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
     ]
     for changes, message in others:
         with pytest.raises(ShardError, match=message):
-            source_of(first, Shards.open(write_shards(tmp_path / message[:9], replace(SPEC, **changes))))
+            source_of(first, ShardSet.open(write_shards(tmp_path / message[:9], replace(SPEC, **changes))))
     with pytest.raises(ConfigError, match=r"the model of .* has bottom_widths"):
-        source_of(first, Shards.open(data), bottom_mlp=(8, 4))
+        source_of(first, ShardSet.open(data), bottom_mlp=(8, 4))
     (tmp_path / "file").touch()
     for folder, found in (
         ("nothing", "does not exist"),
@@ -159,12 +159,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
         (".", "holds no train"),
     ):
         with pytest.raises(HotsetError, match=found):
-            source_of(tmp_path / folder, Shards.open(data))
+            source_of(tmp_path / folder, ShardSet.open(data))
     damaged = shutil.copytree(first, tmp_path / "damaged")
     whole = (damaged / "states.safetensors").read_bytes()
     (damaged / "states.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(HotsetError, match=r"states\.safetensors is damaged"):
-        source_of(damaged, Shards.open(data))
+        source_of(damaged, ShardSet.open(data))
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_keep_their_categories_and_new_ones_begin_anew(days: Path) -> None:
-    shards = Shards.open(days / "dir")
+    shards = ShardSet.open(days / "dir")
     config = TrainConfig(threads=1)
     source = open_source(
         days / "run",
@@ -214,10 +214,10 @@ def test_rows_keep_their_categories_and_new_ones_begin_anew(days: Path) -> None:
 
 
 def test_another_vocabulary_needs_its_map(days: Path, tmp_path: Path) -> None:
-    shards, old = Shards.open(days / "dir"), Shards.open(days / "old")
+    shards, old = ShardSet.open(days / "dir"), ShardSet.open(days / "old")
     assert vocabulary_of(shards) != vocabulary_of(old) is not None
     copy = shutil.copytree(days / "dir", tmp_path / "dir")
-    shards = Shards.open(copy)
+    shards = ShardSet.open(copy)
     # The map leads from the old vocabulary to the new one, not to any other.
     shutil.rmtree(copy / "id_map")
     with pytest.raises(ShardError, match="are of another vocabulary"):

@@ -16,7 +16,7 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.build import build_trainer
 from hotset.train.checkpoints.writer import RowsCopy
 from hotset.train.config import TrainConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.rows.embeddings import RowsPart, changed_of, settle
 
@@ -70,13 +70,13 @@ def changed_rows(trainer: Trainer) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
     folder = tmp_path_factory.mktemp("data")
     write_shards(folder / "shards", SPEC)
-    return Shards.open(folder)
+    return ShardSet.open(folder)
 
 
-def build(shards: Shards, folder: Path, threads: int = 1, **fields: Any) -> Trainer:
+def build(shards: ShardSet, folder: Path, threads: int = 1, **fields: Any) -> Trainer:
     torch.set_num_threads(1)
     config = TrainConfig(
         embedding_optimizer="adagrad",
@@ -124,7 +124,7 @@ class Copies:
 
 @pytest.mark.parametrize("fields", PLACEMENTS[:-1])
 def test_rows_are_copied_as_they_were_when_the_copy_began(
-    shards: Shards, tmp_path: Path, fields: dict[str, Any]
+    shards: ShardSet, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     trainer = build(shards, tmp_path, threads=2, **fields)
     copies = Copies(trainer, changed_rows, seed=1)
@@ -133,7 +133,7 @@ def test_rows_are_copied_as_they_were_when_the_copy_began(
     assert copies.all_found == copies.all_wanted
 
 
-def test_rows_in_a_file_are_copied_too(shards: Shards, tmp_path: Path) -> None:
+def test_rows_in_a_file_are_copied_too(shards: ShardSet, tmp_path: Path) -> None:
     filed = build(shards, tmp_path, **PLACEMENTS[-1])
     found: list[Rows] = []
     steps = iter(range(100))
@@ -157,7 +157,7 @@ def test_rows_in_a_file_are_copied_too(shards: Shards, tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_a_copy_that_is_given_up_leaves_its_rows_to_the_next(shards: Shards, tmp_path: Path) -> None:
+def test_a_copy_that_is_given_up_leaves_its_rows_to_the_next(shards: ShardSet, tmp_path: Path) -> None:
     trainer = build(shards, tmp_path, placement="all-fast")
     run_steps(trainer, lambda *_: None)
     parts: list[RowsPart] = []

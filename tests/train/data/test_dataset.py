@@ -30,7 +30,7 @@ from hotset.tests.support.resealed import set_in_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import EmbeddingTable, SeededOrder
 from hotset.train.data.dataset import MLPERF_SIZES, MultiHotDraws, RankSteps, ShardDataset
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 
 SPEC = ShardSpec(num_hot_only=150, num_mixed=330, num_validation=40, multi_hot=(1,))
 
@@ -45,13 +45,13 @@ def as_lists(batches: Any) -> list[dict[str, Any]]:
     return [{name: value.tolist() for name, value in batch.items()} for batch in batches]
 
 
-def order_of(shards: Shards, seed: int, epoch: int) -> list[int]:
+def order_of(shards: ShardSet, seed: int, epoch: int) -> list[int]:
     order = SeededOrder(shards.is_hot_only, seed, epoch + 1, is_grouped=shards.is_grouped)
     return list(list(order.epochs())[epoch])
 
 
 def test_batches_are_those_of_the_trainer_in_its_order(folder: Path) -> None:
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     dataset = ShardDataset(folder, seed=3)
     assert len(dataset) == shards.num_training_batches == 16
     for epoch in (0, 2):
@@ -209,7 +209,7 @@ def test_a_part_that_leaves_less_than_a_sample_for_each_rank_is_read_whole(tmp_p
 
 
 def test_evaluation_parts_keep_the_order_of_the_log(folder: Path) -> None:
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     labels = [
         shards.evaluation_batch(number).label_B.tolist() for number in range(shards.num_evaluation_batches)
     ]
@@ -277,7 +277,7 @@ def test_states_and_settings_that_do_not_fit_are_refused(folder: Path, tmp_path:
         ShardDataset(folder, rank=2, world_size=2)
     with pytest.raises(ConfigError, match="split must be train, valid or test, got 'all'"):
         ShardDataset(folder, split="all")  # type: ignore[arg-type]
-    files = Shards.open(folder).manifest.files
+    files = ShardSet.open(folder).manifest.files
     path = next(tmp_path / "shards" / entry.path for entry in files if entry.path.startswith("mixed"))
     write_shards(tmp_path / "shards", SPEC)
     raw = bytearray(path.read_bytes())
@@ -299,7 +299,7 @@ def test_ids_are_a_keyed_jagged_tensor_for_torchrec(folder: Path) -> None:
     plain, jagged = (next(iter(ShardDataset(folder, keyed_jagged=flag))) for flag in (False, True))
     assert list(jagged) == ["label", "dense", "sparse"]
     sparse = jagged["sparse"]
-    names = [table.name for table in Shards.open(folder).tables]
+    names = [table.name for table in ShardSet.open(folder).tables]
     assert isinstance(sparse, torchrec.KeyedJaggedTensor) and sparse.keys() == names
     num_samples = len(plain["label"])
     assert sparse.stride() == num_samples
@@ -345,7 +345,7 @@ def test_a_copy_for_another_process_finds_the_shards_from_another_folder(
     sent = pickle.dumps(dataset)
     monkeypatch.chdir("/")
     hashed: list[Any] = []
-    monkeypatch.setattr(Shards, "refuse_damage", lambda *arguments: hashed.append(arguments))
+    monkeypatch.setattr(ShardSet, "refuse_damage", lambda *arguments: hashed.append(arguments))
     assert as_lists(pickle.loads(sent)) == as_lists(dataset)
     assert hashed == [], "the files are those that were hashed"
 

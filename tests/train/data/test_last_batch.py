@@ -27,7 +27,7 @@ from hotset.tests.support.trained_models import (
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import MicroBatches
 from hotset.train.data.dataset import ShardDataset
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.ranks.exchange import ranks_of_batch
 from hotset.train.run import train
 from hotset.train.verify_run import faults_against_shards
@@ -39,15 +39,15 @@ SPEC = ShardSpec(
 FIELDS: dict[str, Any] = {"embedding_optimizer": "adagrad", "epochs": 2, "staging_bytes": ByteSize(4_000)}
 
 
-def opened(folder: Path, **changes: Any) -> Shards:
-    return Shards.open(write_shards(folder / "shards", ShardSpec(**(vars_of(SPEC) | changes))))
+def opened(folder: Path, **changes: Any) -> ShardSet:
+    return ShardSet.open(write_shards(folder / "shards", ShardSpec(**(vars_of(SPEC) | changes))))
 
 
 def vars_of(spec: ShardSpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
 
 
-def dense_of(shards: Shards) -> list[NDArray[np.float32]]:
+def dense_of(shards: ShardSet) -> list[NDArray[np.float32]]:
     numbers = range(shards.num_training_batches)
     return [shards.training_batch(number).dense_BK.numpy() for number in numbers]
 

@@ -29,7 +29,7 @@ from hotset.tests.support.resealed import reseal_checksums, write_manifest
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.data.batch import Batch, FeatureBags
 from hotset.train.data.shard_file import Columns, ShardFile, UnchangedFile
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 
 
 def write_files(folder: Path, count: int) -> list[Path]:
@@ -142,9 +142,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(folder: Path, kind: str, *, has_checksums: bool = True) -> Shards:
+def made(folder: Path, kind: str, *, has_checksums: bool = True) -> ShardSet:
     spec = KINDS[kind] | {"batch_size": 300, "num_hot_only": 0, "num_mixed": 500, "num_evaluation": 310}
-    return Shards.open(write_shards(folder / "shards", **spec, has_checksums=has_checksums))
+    return ShardSet.open(write_shards(folder / "shards", **spec, has_checksums=has_checksums))
 
 
 def equal(one: Batch, other: Batch) -> bool:
@@ -206,7 +206,7 @@ def test_every_flipped_byte_is_named_by_file_batch_and_buffer(
     folder = tmp_path / kind
     if not folder.exists():
         made(folder, kind)
-    shards = Shards.open(folder / "shards")
+    shards = ShardSet.open(folder / "shards")
     own = shards._files[file]
     stored = own._stored.batch(file, batch)
     buffers = [each for each in stored.layout.buffers.values() if each.num_bytes]
@@ -219,7 +219,7 @@ def test_every_flipped_byte_is_named_by_file_batch_and_buffer(
     kept = own.path.read_bytes()
     try:
         own.path.write_bytes(whole)
-        damaged = Shards.open(folder / "shards")._files[file]
+        damaged = ShardSet.open(folder / "shards")._files[file]
         with pytest.raises(DamagedBatchError) as refused:
             damaged.read(batch, shards._columns, False)
         assert str(refused.value).startswith(f"{own.path} is damaged: batch {batch}, {buffer.type.name} of ")
@@ -232,7 +232,7 @@ def test_every_flipped_byte_is_named_by_file_batch_and_buffer(
 
 def test_a_part_reads_its_own_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_shards(tmp_path / "shards", num_hot_only=0, num_mixed=2048, batch_size=2048)
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     (file,) = (each for each in shards._files if each.facts.kind == "mixed")
     lookups = file.read_lookups(0, shards._columns, False)
     read: list[tuple[int, int]] = []
@@ -287,4 +287,4 @@ def test_lists_that_do_not_begin_at_their_elements_are_refused(tmp_path: Path) -
     reseal_checksums(shards.manifest.folder, parts)
     write_manifest(shards.manifest.folder, parts)
     with pytest.raises(ShardError, match=rf"the offsets of '{name}' are not of \d+ elements"):
-        Shards.open(shards.manifest.folder).training_batch(0)
+        ShardSet.open(shards.manifest.folder).training_batch(0)

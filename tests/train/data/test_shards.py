@@ -29,7 +29,7 @@ from hotset.tests.support.resealed import set_in_manifest
 from hotset.tests.support.shard_factory import ShardSpec, training_samples, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.batch import Batch, LookupsOfBatch
-from hotset.train.data.shards import EvaluationPart, Part, Shards, with_hot_bytes
+from hotset.train.data.shards import EvaluationPart, Part, ShardSet, with_hot_bytes
 
 PARTS: tuple[Part, ...] = ("validation", "test")
 
@@ -50,7 +50,7 @@ def samples_of(batch: Batch) -> list[Any]:
     return list(zip(*columns, *lists, strict=True))
 
 
-def stored_samples(shards: Shards) -> list[Any]:
+def stored_samples(shards: ShardSet) -> list[Any]:
     batches = (shards.evaluation_batch(number) for number in range(shards.num_evaluation_batches))
     return [sample for batch in batches for sample in samples_of(batch)]
 
@@ -76,7 +76,7 @@ def test_each_part_is_cut_as_a_log_of_its_samples_alone(
         multi_hot=multi_hot,
     )
     with tempfile.TemporaryDirectory() as folder:
-        shards = Shards.open(write_shards(Path(folder) / "shards", spec))
+        shards = ShardSet.open(write_shards(Path(folder) / "shards", spec))
         if has_other_hot_rows:
             shards = shards.with_hot_rows([1 for _ in shards.tables])
         samples = stored_samples(shards)
@@ -93,7 +93,7 @@ def test_each_part_is_cut_as_a_log_of_its_samples_alone(
 
 
 def test_lookups_of_each_stored_batch_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", num_validation=40))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", num_validation=40))
     read: list[int] = []
 
     def reading(number: int) -> LookupsOfBatch:
@@ -116,7 +116,7 @@ SPEC = ShardSpec()
 
 
 def test_batches_hold_what_was_written(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SPEC))
     kinds = training_samples(SPEC, np.random.default_rng(SPEC.seed))
     batches = [shards.training_batch(number) for number in range(shards.num_training_batches)]
     assert [batch.is_hot_only for batch in batches] == shards.is_hot_only.tolist()
@@ -129,7 +129,7 @@ def test_batches_hold_what_was_written(tmp_path: Path) -> None:
 
 
 def test_evaluation_batches_say_which_samples_are_hot(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SPEC))
     batches = [shards.evaluation_batch(number) for number in range(shards.num_evaluation_batches)]
     is_hot = [np.all(batch.ids_BF < np.array(SPEC.num_hot), axis=1) for batch in batches]
     np.testing.assert_array_equal(
@@ -139,13 +139,16 @@ def test_evaluation_batches_say_which_samples_are_hot(tmp_path: Path) -> None:
 
 def test_the_folder_around_the_shards_will_do(tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", SPEC)
-    assert Shards.open(tmp_path).num_training_batches == Shards.open(tmp_path / "shards").num_training_batches
+    assert (
+        ShardSet.open(tmp_path).num_training_batches
+        == ShardSet.open(tmp_path / "shards").num_training_batches
+    )
 
 
 def test_arrays_are_taken_by_torch_without_a_warning_and_not_written_back(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", SPEC)
     before = (folder / "mixed-00000.arrow").read_bytes()
-    batch = Shards.open(folder).training_batch(3)
+    batch = ShardSet.open(folder).training_batch(3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.from_numpy(batch.ids_BF)
@@ -155,7 +158,7 @@ def test_arrays_are_taken_by_torch_without_a_warning_and_not_written_back(tmp_pa
 
 
 def test_original_order_names_its_hot_only_batches(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", order="original"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", order="original"))
     limits = np.array(SPEC.num_hot)
     hot = [np.all(shards.training_batch(i).ids_BF < limits) for i in range(shards.num_training_batches)]
     assert shards.is_hot_only.tolist() == hot
@@ -163,18 +166,18 @@ def test_original_order_names_its_hot_only_batches(tmp_path: Path) -> None:
 
 
 def test_a_log_without_dense_features_has_batches(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", num_dense=0))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", num_dense=0))
     assert shards.training_batch(0).dense_BK.shape == (32, 0)
 
 
 def test_unlabelled_shards_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"no labels: its log was read without them\n.*label = \"COLUMN\""):
-        Shards.open(write_shards(tmp_path / "shards", has_label=False))
+        ShardSet.open(write_shards(tmp_path / "shards", has_label=False))
 
 
 def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="unfinished"):
-        Shards.open(tmp_path)
+        ShardSet.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +204,7 @@ def test_a_manifest_that_does_not_fit_is_refused(keys: str, value: Any, message:
     keys = keys.removeprefix("old ")
     set_in_manifest(folder, keys, value)
     with pytest.raises(HotsetError, match=message):
-        shards = Shards.open(folder)
+        shards = ShardSet.open(folder)
         assert [shards.evaluation_batch(number) for number in range(shards.num_evaluation_batches)]
         assert [shards.training_batch(number) for number in range(shards.num_training_batches)]
 
@@ -213,7 +216,7 @@ def test_a_damaged_file_is_named(damage: str, message: str, tmp_path: Path) -> N
     whole = path.read_bytes()
     path.write_bytes(whole[:-8] if damage == "cut" else bytes(len(whole)))
     with pytest.raises(ManifestError, match=rf"mixed-00000\.arrow {message}"):
-        Shards.open(folder)
+        ShardSet.open(folder)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +235,7 @@ def test_a_damaged_file_is_named(damage: str, message: str, tmp_path: Path) -> N
 def test_a_value_outside_its_range_is_named(column: str, value: float, message: str, tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", has_checksums=False)
     kind, number = ("hot_only", 0) if column.startswith("hot") else ("mixed", 3)
-    values = np.asarray(getattr(Shards.open(folder).training_batch(number), column.split()[-1]))
+    values = np.asarray(getattr(ShardSet.open(folder).training_batch(number), column.split()[-1]))
     damaged = values.copy()
     damaged[(7, -1) if column.endswith("BF") else 7] = value
     path = folder / f"{kind}-00000.arrow"
@@ -240,13 +243,13 @@ def test_a_value_outside_its_range_is_named(column: str, value: float, message: 
     assert whole.count(values.tobytes()) == 1
     path.write_bytes(whole.replace(values.tobytes(), damaged.tobytes()))
     with pytest.raises(ShardError, match=rf"{kind}-00000\.arrow:? {message}"):
-        Shards.open(folder).training_batch(number)
+        ShardSet.open(folder).training_batch(number)
 
 
 @pytest.mark.parametrize("change", ["cut", "overwritten"])
 def test_a_file_that_changes_in_use_is_named(change: str, tmp_path: Path) -> None:
     """A mapped file that is cut would end the process with SIGBUS at the next access."""
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SPEC))
     first = shards.training_batch(3)
     path = tmp_path / "shards" / "mixed-00000.arrow"
     if change == "cut":
@@ -262,7 +265,7 @@ def test_a_file_that_changes_in_use_is_named(change: str, tmp_path: Path) -> Non
 
 
 def test_multi_hot_features_are_columns_of_lists(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", multi_hot=(1,), table_dims=(4, 8, 4)))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", multi_hot=(1,), table_dims=(4, 8, 4)))
     assert [table.embedding_dim for table in shards.tables] == [4, 8, 4]
     batch = shards.training_batch(0)
     assert batch.ids_BF.shape == (32, 2)
@@ -272,7 +275,7 @@ def test_multi_hot_features_are_columns_of_lists(tmp_path: Path) -> None:
 
 def test_a_stray_id_in_a_bag_is_named(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", multi_hot=(2,), num_hot=(5, 10, 1), skew=1.1)
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     shards._num_rows_F[2] = 3
     with pytest.raises(ShardError, match=r"in table C3 of 300 rows"):
         shards.training_batch(shards.num_training_batches - 1)
@@ -290,12 +293,12 @@ def preprocessed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-def num_hot_rows(shards: Shards) -> int:
+def num_hot_rows(shards: ShardSet) -> int:
     return sum(table.num_hot for table in shards.tables)
 
 
 def test_hot_rows_are_those_split_would_choose(preprocessed: Path) -> None:
-    packed = Shards.open(preprocessed)
+    packed = ShardSet.open(preprocessed)
     again, more = (with_hot_bytes(packed, num_bytes, "sgd") for num_bytes in (1000, 9000))
     assert again.tables == packed.tables and num_hot_rows(packed) == 1000 // 16
     assert (
@@ -306,7 +309,7 @@ def test_hot_rows_are_those_split_would_choose(preprocessed: Path) -> None:
 
 
 def test_the_budget_moves_rows_and_changes_no_bit(preprocessed: Path) -> None:
-    packed = Shards.open(preprocessed)
+    packed = ShardSet.open(preprocessed)
     runs: list[Any] = [
         trained(shards, placement="lookahead", staging_bytes=20_000)
         for shards in (packed, with_hot_bytes(packed, 9000, "sgd"), with_hot_bytes(packed, 0, "sgd"))
@@ -319,7 +322,7 @@ def test_the_budget_moves_rows_and_changes_no_bit(preprocessed: Path) -> None:
 
 @pytest.mark.parametrize("multi_hot", [(), (0, 2)])
 def test_another_budget_tags_evaluation_samples_anew(multi_hot: tuple[int, ...], tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", multi_hot=multi_hot))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", multi_hot=multi_hot))
     found = []
     for num_hot in (SPEC.num_hot, (5, 30, 100), (0, 0, 0), SPEC.num_rows):
         other = shards.with_hot_rows(num_hot)
@@ -347,15 +350,15 @@ def naive_tags(batch: Batch, multi_hot: tuple[int, ...], num_hot: Sequence[int])
 
 def test_grouped_shards_and_shards_alone_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="grouped by the budget"):
-        with_hot_bytes(Shards.open(write_shards(tmp_path / "a" / "shards")), 100, "sgd")
-    original = Shards.open(write_shards(tmp_path / "b" / "shards", order="original"))
+        with_hot_bytes(ShardSet.open(write_shards(tmp_path / "a" / "shards")), 100, "sgd")
+    original = ShardSet.open(write_shards(tmp_path / "b" / "shards", order="original"))
     with pytest.raises(ConfigError, match="needs the order of the rows"):
         with_hot_bytes(original, 100, "sgd")
 
 
 def test_a_file_that_ends_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_shards(tmp_path / "shards", SPEC)
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     read = os.preadv
 
     def cut_first(descriptor: int, buffers: Any, position: int) -> int:
@@ -369,7 +372,7 @@ def test_a_file_that_ends_while_it_is_read_is_named(tmp_path: Path, monkeypatch:
 
 def test_files_that_are_removed_or_replaced_are_read_as_they_were(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", SPEC)
-    before, shards = Shards.open(folder), Shards.open(folder)
+    before, shards = ShardSet.open(folder), ShardSet.open(folder)
     wanted = [before.training_batch(number) for number in range(before.num_training_batches)]
     shutil.rmtree(folder)
     write_shards(folder, seed=1)
@@ -380,7 +383,7 @@ def test_files_that_are_removed_or_replaced_are_read_as_they_were(tmp_path: Path
 
 
 def test_threads_read_different_batches_of_one_file(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", num_hot_only=0, num_mixed=640))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", num_hot_only=0, num_mixed=640))
     numbers = list(range(shards.num_training_batches)) * 20
     wanted = [shards.training_batch(number).ids_BF for number in numbers]
     with ThreadPoolExecutor(4) as pool:
@@ -393,7 +396,7 @@ def test_the_error_of_a_damaged_file_keeps_no_threads(
 ) -> None:
     monkeypatch.setattr(tasks, "usable_cores", lambda: 2)
     folder = write_shards(tmp_path / "shards", SPEC)
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     path = folder / "hot_only-00000.arrow"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     before = set(threading.enumerate())

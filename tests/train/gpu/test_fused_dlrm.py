@@ -21,7 +21,7 @@ from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import PlacementName, TrainConfig
 from hotset.train.config_parts import CheckpointSettings
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.gpu.fused_dlrm import FusedHostDense, keeps_float32_sums
 from hotset.train.gpu.queued_steps import QueuedSteps
 from hotset.train.loop import Trainer
@@ -46,7 +46,7 @@ def assert_near(found: Trainer, wanted: Trainer, *, rtol: float, atol: float) ->
 def test_the_layers_train_as_those_of_the_host(
     optimizer: str, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(**fields)))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ShardSpec(**fields)))
     settings: dict[str, Any] = {"placement": "all-fast", "dense_optimizer": optimizer, **LAYERS}
     wanted = trained(shards, **settings)
     found = trained(shards, device="late:3", kernels="torch", **settings)
@@ -55,7 +55,7 @@ def test_the_layers_train_as_those_of_the_host(
 
 def test_layers_in_bf16_round_as_those_of_the_host(tmp_path: Path) -> None:
     """Weights are rounded once a step, products between layers stay in bfloat16, and masters are float32."""
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec()))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ShardSpec()))
     settings: dict[str, Any] = {"placement": "all-fast", "dense_optimizer": "sgd", **LAYERS}
 
     def weights(**more: Any) -> torch.Tensor:
@@ -76,7 +76,7 @@ def test_gradients_of_weights_are_not_rounded_where_the_device_can_keep_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU a product of bfloat16 numbers writes its sums in float32; the host's torch cannot."""
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec()))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ShardSpec()))
     settings: dict[str, Any] = {"placement": "all-fast", "dense_dtype": "bf16", "device": "late:3"}
     assert not keeps_float32_sums(torch.device("cpu"), torch.bfloat16)
     rounded = trained(shards, kernels="torch", **settings, **LAYERS)
@@ -119,7 +119,7 @@ def test_placements_give_equal_bits(drawn: int, dtype: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_a_resumed_state_goes_on(optimizer: str, tmp_path: Path) -> None:
     """States live in the vector of all parameters, and torch's optimizers show them."""
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec()))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ShardSpec()))
     trainer = trained(
         shards, placement="all-fast", device="late:3", kernels="torch", dense_optimizer=optimizer, **LAYERS
     )
@@ -134,7 +134,7 @@ def test_a_resumed_state_goes_on(optimizer: str, tmp_path: Path) -> None:
 
 def test_a_step_at_once_copies_nothing_from_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a copy waits for a GPU, and with it the loop, which has more to queue."""
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec()))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ShardSpec()))
     fields: dict[str, Any] = {"placement": "hybrid", "device": "late:3", "dense_optimizer": "sgd"}
     trainer = build_trainer(shards, TrainConfig(kernels="torch", **fields, **LAYERS))
     assert isinstance(trainer.runner, QueuedSteps)
@@ -198,7 +198,7 @@ SMALL = ShardSpec(num_hot_only=20, num_mixed=50, batch_size=16, embedding_optimi
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off where there is a GPU")
 def test_kernels_of_triton_train_as_those_of_torch_under_every_placement(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SMALL))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SMALL))
     fields = {"staging_bytes": 1_600, "dense_optimizer": "adagrad", **LAYERS}
     of_torch, wanted = (
         trained(shards, device="late:3", placement="all-fast", kernels=each, **fields)

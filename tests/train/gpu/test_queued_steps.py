@@ -28,7 +28,7 @@ from hotset.tests.support.late_runs import (
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.config import TrainConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.device import Device, Graph, LateDevice, StreamName
 from hotset.train.gpu import queued_steps as step_module
 from hotset.train.gpu import twins
@@ -75,7 +75,7 @@ FUSED: dict[str, Any] = {"kernels": "torch"}
 def test_other_shards_give_the_bits_of_the_host(
     fields: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(**fields)))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ShardSpec(**fields)))
     settings |= {"staging_bytes": 3_000, "evaluate_every": 3}
     wanted = trained(shards, placement="all-fast", **settings)
     names = ("all-fast", "lookahead", "hybrid", "hybrid-dedup")
@@ -230,7 +230,7 @@ def test_fae_may_send_distinct_rows(drawn: DrawnRun, monkeypatch: pytest.MonkeyP
 def test_the_second_step_records_the_work_of_all_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(skew=0.0)))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ShardSpec(skew=0.0)))
     capture = LateDevice.capture
     num_recorded = 0
     after_steps = []
@@ -297,7 +297,7 @@ def test_rows_move_beside_every_hot_only_step_between_two_mixed_ones(
 ) -> None:
     """Even where nothing is prefetched, and so a transfer waits for the mixed batch before its own."""
     spec = ShardSpec(num_rows=(5, 40, 900), num_hot_only=32 * 30, num_mixed=32 * 10)
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
     num_computed = 0
     begun: list[int] = []
     sum_and_step = twins.sum_and_step

@@ -35,7 +35,7 @@ from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import ModelConfig
 from hotset.train.data.batch import Batch, EmbeddingTable, FeatureBags, IdReader, MicroBatches, with_histories
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.dense_step import (
     DenseStep,
@@ -166,7 +166,7 @@ def naive_embeddings(tables_ND: list[torch.Tensor], batch: Batch, num_elements: 
 
 def test_gradients_are_those_of_a_graph_in_float64(tmp_path: Path) -> None:
     """One step of SGD with a rate of 1, against torch's graph from the rows to the loss."""
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SPEC))
     fields = FIELDS | {"embedding_optimizer": "sgd", "dense_optimizer": "sgd", "placement": "all-fast"}
     fields |= {"embedding_lr": 1.0, "dense_lr": 1.0}
     begun = build_trainer(shards, TrainConfig(**fields))
@@ -193,7 +193,7 @@ def test_gradients_are_those_of_a_graph_in_float64(tmp_path: Path) -> None:
 
 
 def test_placements_end_with_equal_bits(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SPEC))
     all_fast = assert_placements_agree(shards, (*EACH_WAY, {"placement": "all-fast", "threads": 3}), **FIELDS)
     # The length of histories is a size of the model.
     with pytest.raises(AssertionError):
@@ -207,21 +207,21 @@ def test_histories_may_share_a_table_with_other_features(tmp_path: Path) -> None
     spec = replace(
         SPEC, num_rows=(30, 30, 30, 60), num_hot=(3, 3, 3, 4), same_table=(1, 2), table_dims=(4, 2)
     )
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
     assert_placements_agree(shards, (*EACH_WAY[:3], {"placement": "hybrid", "device": "late:2"}), **FIELDS)
     # A device has room for all bags of a sample, of one feature or of several.
-    apart = Shards.open(write_shards(tmp_path / "apart", SPEC))
+    apart = ShardSet.open(write_shards(tmp_path / "apart", SPEC))
     on_host = trained(apart, placement="hybrid", **FIELDS)
     assert_equal_bits(trained(apart, placement="hybrid", device="late", **FIELDS), on_host)
 
 
 def test_the_order_inside_lists_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists read backwards are other histories."""
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SPEC))
     forward = trained(shards, placement="all-fast", **FIELDS)
-    read = Shards.training_batch
+    read = ShardSet.training_batch
 
-    def backward(self: Shards, number: int) -> Batch:
+    def backward(self: ShardSet, number: int) -> Batch:
         batch = read(self, number)
         turned = [
             np.concatenate([part[::-1] for part in np.split(bags.ids_N, bags.offsets_B1[1:-1])])
@@ -232,7 +232,7 @@ def test_the_order_inside_lists_counts(tmp_path: Path, monkeypatch: pytest.Monke
         )
         return replace(batch, bags=bags)
 
-    monkeypatch.setattr(Shards, "training_batch", backward)
+    monkeypatch.setattr(ShardSet, "training_batch", backward)
     with pytest.raises(AssertionError):
         assert_equal_bits(trained(shards, placement="all-fast", **FIELDS), forward)
 
@@ -267,7 +267,7 @@ def pooled(tables_ND: list[torch.Tensor], batch: Batch, *, mean: bool) -> list[t
 
 def test_logits_and_gradients_are_those_of_means(tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", MEAN_SPEC)
-    shards = Shards.open(tmp_path)
+    shards = ShardSet.open(tmp_path)
     batch = shards.training_batch(3)
     assert any((bags.offsets_B1[1:] - bags.offsets_B1[:-1] == 0).any() for bags in batch.bags), "an empty bag"
     model = Dcn(DcnShape(2, DIMS, ModelConfig(kind="dcnv2", top_widths=(8,), cross_layers=1)), 0)

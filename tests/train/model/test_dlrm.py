@@ -16,7 +16,7 @@ from hotset.stats.id_tables import mix64_pair
 from hotset.tests.support.compiled import compiled_only
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.model.dlrm import Dlrm, HashDropout, PairwiseDots, draw_mask, drawing, pair_positions
 from hotset.train.model.shapes import dlrm_shape
 
@@ -160,10 +160,10 @@ def test_nothing_is_dropped_in_evaluation() -> None:
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
     folder = tmp_path_factory.mktemp("data")
     # Batches of several tiles.
-    return Shards.open(
+    return ShardSet.open(
         write_shards(folder / "shards", batch_size=600, num_hot_only=700, num_mixed=1300, skew=1.2)
     )
 
@@ -178,7 +178,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     ],
 )
 @compiled_only
-def test_placements_and_threads_end_with_the_same_bits(shards: Shards, fields: dict[str, Any]) -> None:
+def test_placements_and_threads_end_with_the_same_bits(shards: ShardSet, fields: dict[str, Any]) -> None:
     fields = fields | {"embedding_optimizer": "adagrad", "bottom_mlp": (8,), "top_mlp": (8, 4)}
     reference = trained(shards, placement="all-fast", threads=1, **fields)
     assert_equal_bits(trained(shards, placement="lookahead", threads=2, **fields), reference)
@@ -189,7 +189,7 @@ def test_placements_and_threads_end_with_the_same_bits(shards: Shards, fields: d
     assert not torch.equal(plain.weights()[name], reference.weights()[name])
 
 
-def test_dropout_and_shares_are_for_one_batch(shards: Shards) -> None:
+def test_dropout_and_shares_are_for_one_batch(shards: ShardSet) -> None:
     fields: dict[str, Any] = {"model": "dlrm", "dropout": 0.2, "top_mlp": (8,)}
     whole = trained(shards, placement="all-fast", threads=1, **fields).weights()
     cut = trained(shards, placement="all-fast", threads=1, micro_batches=2, **fields).weights()

@@ -22,7 +22,7 @@ from hotset.tests.support.trained_models import no_log
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.dataset import ShardDataset
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import run_steps
 from hotset.train.run import train
 from hotset.train.serving.serving_inputs import ServingInputs
@@ -178,7 +178,7 @@ def as_double(weights: Any) -> Weights:
 
 @every_model
 def test_training_is_that_of_plain_torch(name: str, twin: Twin, data: str, folder: Path) -> None:
-    shards = Shards.open(folder / data)
+    shards = ShardSet.open(folder / data)
     plain: dict[str, Any] = {"embedding_optimizer": "sgd", "dense_optimizer": "sgd"}
     trainer = build_trainer(shards, TrainConfig(model=name, seed=3, embedding_lr=0.1, dense_lr=0.1, **plain))
     before = as_double(trainer.weights())

@@ -24,7 +24,7 @@ from hotset.train.build import build_trainer
 from hotset.train.build_model import build_model, warn_of_probabilities
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import ModelConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.model.shapes import ModelInputs, TableInput
 from hotset.train.serving.changes import export_changes
 from hotset.train.serving.serving_inputs import ServingInputs
@@ -81,11 +81,11 @@ class Attentive(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
-    return Shards.open(write_shards(tmp_path_factory.mktemp("histories"), SPEC))
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    return ShardSet.open(write_shards(tmp_path_factory.mktemp("histories"), SPEC))
 
 
-def test_placements_threads_and_devices_end_with_equal_bits(shards: Shards) -> None:
+def test_placements_threads_and_devices_end_with_equal_bits(shards: ShardSet) -> None:
     others = {"placement": "lookahead", "device": "late:4"}, {"placement": "all-fast", "threads": 3}
     all_fast = assert_placements_agree(shards, (*EACH_WAY, *others), **FIELDS)
     pooled = trained(shards, placement="all-fast", **FIELDS, pooling="mean")
@@ -96,7 +96,7 @@ def test_placements_threads_and_devices_end_with_equal_bits(shards: Shards) -> N
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # ranks are threads here, and change the same filters
 def test_ranks_end_with_the_bits_of_one_process(
-    shards: Shards, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    shards: ShardSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = []
     for num_ranks in (1, 2):
@@ -109,7 +109,7 @@ def test_ranks_end_with_the_bits_of_one_process(
 
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
-def test_gradients_are_those_of_a_graph_in_float64(shards: Shards, pooling: Any) -> None:
+def test_gradients_are_those_of_a_graph_in_float64(shards: ShardSet, pooling: Any) -> None:
     """One step of SGD with a rate of 1, sample by sample; what is no history is pooled."""
     fields = FIELDS | {"embedding_optimizer": "sgd", "dense_optimizer": "sgd", "placement": "all-fast"}
     fields |= {"embedding_lr": 1.0, "dense_lr": 1.0, "pooling": pooling}
@@ -201,7 +201,7 @@ def test_histories_that_there_are_not_are_refused(name: str) -> None:
     assert "\n" not in str(refused.value) and hint in (refused.value.hint or "")
 
 
-def test_pooling_that_decides_nothing_is_refused(shards: Shards) -> None:
+def test_pooling_that_decides_nothing_is_refused(shards: ShardSet) -> None:
     everything = asking(dict.fromkeys(("C2", "C3", "C4", "C5"), 4))
     config = TrainConfig(**FIELDS, pooling="mean")
     with pytest.raises(ConfigError, match="--pooling decides nothing"):
@@ -316,7 +316,7 @@ def test_a_run_refuses_shards_without_the_list(run: Path) -> None:
         hotset.fit(run / "data", run / "other", model=asking({"item": 3}), progress=False)
 
 
-def test_shards_do_not_change(shards: Shards) -> None:
+def test_shards_do_not_change(shards: ShardSet) -> None:
     trained(shards, [0], placement="all-fast", **FIELDS)
     assert all(table == replace(table, histories=()) for table in shards.tables)
 

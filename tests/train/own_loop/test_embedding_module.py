@@ -21,7 +21,7 @@ from hotset.train.build import build_trainer
 from hotset.train.build_model import name_of
 from hotset.train.config import TrainConfig
 from hotset.train.data.dataset import ShardDataset
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import run_steps
 from hotset.train.own_loop import row_gradients
 from hotset.train.own_loop.lookups import read_lookups
@@ -83,7 +83,7 @@ def wanted(folder: Path) -> dict[str, Any]:
 def of_trainer(folder: Path) -> dict[str, Any]:
     """Weights and states of two epochs of all-fast, those of the trainer itself."""
     loop = Loop(folder, placement="all-fast")
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     config = TrainConfig(placement="all-fast", model=name_of(loop.first), epochs=2, threads=1, **FIELDS)
     trainer = build_trainer(shards, config, model_source=loop.first)
     run_steps(trainer, no_log)
@@ -213,7 +213,7 @@ def test_tables_are_saved_with_their_newest_rows_after_any_batch(
 @pytest.mark.parametrize("settings", PLACEMENTS[3:6])
 def test_batches_of_one_kind_may_come_one_by_one(folder: Path, settings: dict[str, Any]) -> None:
     """Each ends with all rows written back; the next one of the same kind begins anew."""
-    tables = Shards.open(folder).tables
+    tables = ShardSet.open(folder).tables
     batches = sorted(batches_of(folder, 0), key=lambda batch: read_lookups(tables, batch).is_hot_only)
     assert all(read_lookups(tables, batch).is_hot_only for batch in batches[-2:])
     loop, yardstick = Loop(folder, **settings), Loop(folder, placement="all-fast")
@@ -488,7 +488,7 @@ def test_decay_is_that_of_the_trainer(folder: Path) -> None:
     loop = Loop(folder, placement="lookahead", staging_bytes=3000, decay=0.01)
     for batch in batches_of(folder, 0):
         loop.train(batch)
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     config = TrainConfig(placement="all-fast", model=name_of(loop.first), threads=1, **FIELDS)
     config = replace(config, recipe=replace(config.recipe, embedding_decay=0.01))
     trainer = build_trainer(shards, config, model_source=loop.first)

@@ -22,7 +22,7 @@ from hotset.tests.support.trained_models import assert_equal_bits, no_log, train
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import RecordedOrder
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.evaluate import evaluate
 from hotset.train.fit import fit
 from hotset.train.loop import Trainer, run_steps
@@ -46,16 +46,16 @@ FIELDS: dict[str, Any] = {"embedding_optimizer": "adagrad", "epochs": 2, "stagin
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
-    return Shards.open(write_shards(tmp_path_factory.mktemp("spilled") / "shards", SPEC))
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    return ShardSet.open(write_shards(tmp_path_factory.mktemp("spilled") / "shards", SPEC))
 
 
 @pytest.fixture(scope="module")
-def all_fast(shards: Shards) -> Trainer:
+def all_fast(shards: ShardSet) -> Trainer:
     return trained(shards, placement="all-fast", **FIELDS)
 
 
-def spilled(shards: Shards, folder: Path, order: RecordedOrder | None = None, **changes: Any) -> Trainer:
+def spilled(shards: ShardSet, folder: Path, order: RecordedOrder | None = None, **changes: Any) -> Trainer:
     torch.set_num_threads(1)
     fields: dict[str, Any] = {"placement": "lookahead", "slow_bytes": ByteSize(LIMIT)} | FIELDS | changes
     return build_trainer(shards, TrainConfig(**fields), order, spill_folder=folder)
@@ -78,7 +78,7 @@ def stores_of(trainer: Trainer) -> list[RowStore]:
     ],
 )
 def test_rows_in_files_end_with_the_bits_of_rows_in_memory(
-    changes: dict[str, Any], shards: Shards, all_fast: Trainer, tmp_path: Path
+    changes: dict[str, Any], shards: ShardSet, all_fast: Trainer, tmp_path: Path
 ) -> None:
     trainer = spilled(shards, tmp_path, None, **changes)
     (store,) = stores_of(trainer)
@@ -132,7 +132,7 @@ def test_a_killed_run_leaves_no_rows_in_files_and_resumes_to_the_bits_of_one_in_
     ("optimizer", "limit"), [pytest.param("sgd", 300, marks=pytest.mark.slow), ("adam", 640)]
 )
 def test_optimizer_state_travels_with_the_rows(
-    optimizer: str, limit: int, shards: Shards, tmp_path: Path
+    optimizer: str, limit: int, shards: ShardSet, tmp_path: Path
 ) -> None:
     fields: dict[str, Any] = {"embedding_optimizer": optimizer, "epochs": 2}
     trainer = spilled(shards, tmp_path, slow_bytes=ByteSize(limit * KIB), **fields)
@@ -140,7 +140,7 @@ def test_optimizer_state_travels_with_the_rows(
     assert_equal_bits(trainer, trained(shards, placement="all-fast", **(FIELDS | fields)))
 
 
-def test_a_replayed_order_is_known_ahead_too(shards: Shards, tmp_path: Path) -> None:
+def test_a_replayed_order_is_known_ahead_too(shards: ShardSet, tmp_path: Path) -> None:
     order = np.concatenate([np.random.default_rng(5).permutation(shards.num_training_batches)] * 2)
     recorded = RecordedOrder(order.astype(np.int32), 2)
     trainer = spilled(shards, tmp_path, recorded)
@@ -160,7 +160,7 @@ def test_lists_and_rows_of_other_widths_spill_too(tmp_path: Path) -> None:
         same_table=(1,),
         table_dims=(8, 16, 16),
     )
-    opened = Shards.open(write_shards(tmp_path / "shards", spec))
+    opened = ShardSet.open(write_shards(tmp_path / "shards", spec))
     trainer = spilled(opened, tmp_path, slow_bytes=ByteSize(400 * KIB), staging_bytes=ByteSize(96 * KIB))
     assert len(stores_of(trainer)) == 2
     assert sum(store.sizes.num_bytes for store in stores_of(trainer)) <= 400 * KIB
@@ -185,14 +185,14 @@ def logits_on_the_way(trainer: Trainer) -> list[NDArray[np.float32]]:
 
 
 @pytest.fixture(scope="module")
-def wanted_logits(shards: Shards, tmp_path_factory: pytest.TempPathFactory) -> list[NDArray[np.float32]]:
+def wanted_logits(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> list[NDArray[np.float32]]:
     return logits_on_the_way(spilled(shards, tmp_path_factory.mktemp("none"), placement="all-fast"))
 
 
 @pytest.mark.parametrize("memory", [pytest.param("some", marks=pytest.mark.slow), "little"])
 def test_evaluation_on_the_way_reads_the_newest_rows_and_changes_none(
     memory: str,
-    shards: Shards,
+    shards: ShardSet,
     all_fast: Trainer,
     wanted_logits: list[NDArray[np.float32]],
     tmp_path: Path,
@@ -208,7 +208,7 @@ def test_evaluation_on_the_way_reads_the_newest_rows_and_changes_none(
     assert_equal_bits(trainer, all_fast)
 
 
-def test_weights_are_saved_a_range_at_a_time(shards: Shards, all_fast: Trainer, tmp_path: Path) -> None:
+def test_weights_are_saved_a_range_at_a_time(shards: ShardSet, all_fast: Trainer, tmp_path: Path) -> None:
     trainer = spilled(shards, tmp_path)
     run_steps(trainer, no_log)
     (store,) = stores_of(trainer)
@@ -220,7 +220,7 @@ def test_weights_are_saved_a_range_at_a_time(shards: Shards, all_fast: Trainer, 
     assert len(list(weights.parts("C3"))) > 2
 
 
-def test_too_little_memory_is_refused_before_the_first_step(shards: Shards, tmp_path: Path) -> None:
+def test_too_little_memory_is_refused_before_the_first_step(shards: ShardSet, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="6,470 cold rows cannot be kept in 20 KiB") as caught:
         spilled(shards, tmp_path, slow_bytes=ByteSize(20 * KIB))
     size = str(caught.value.hint).split()[1]
@@ -229,7 +229,7 @@ def test_too_little_memory_is_refused_before_the_first_step(shards: Shards, tmp_
 
 
 def test_memory_for_plans_is_bounded_too(
-    shards: Shards, all_fast: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: ShardSet, all_fast: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every list of all rows is in a file, next fetches are found in many passes, plans made in many chunks.
     monkeypatch.setattr(spill_plan, "_LEAST_ROWS", 100)
@@ -240,7 +240,7 @@ def test_memory_for_plans_is_bounded_too(
     assert_equal_bits(trainer, all_fast)
 
 
-def test_a_full_disk_is_one_line(shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_line(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = spilled(shards, tmp_path)
 
     def full(*_: Any) -> int:
@@ -251,14 +251,14 @@ def test_a_full_disk_is_one_line(shards: Shards, tmp_path: Path, monkeypatch: py
         run_steps(trainer, no_log)
 
 
-def test_rows_that_fit_stay_in_memory(shards: Shards, tmp_path: Path) -> None:
+def test_rows_that_fit_stay_in_memory(shards: ShardSet, tmp_path: Path) -> None:
     trainer = spilled(shards, tmp_path, slow_bytes=ByteSize(6470 * 128))
     assert stores_of(trainer) == []
     assert len(stores_of(spilled(shards, tmp_path, slow_bytes=ByteSize(6470 * 128 - 1)))) == 1
 
 
 def test_the_spill_file_lies_where_it_is_asked_for(
-    shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders: list[Path] = []
     begin = BlockFile.__init__

@@ -21,7 +21,7 @@ from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import ChosenExchange
 from hotset.train.data.batch import Batch, MicroBatches
-from hotset.train.data.shards import Part, Shards
+from hotset.train.data.shards import Part, ShardSet
 from hotset.train.loop import run_steps
 from hotset.train.metrics import Quality
 from hotset.train.ranks import embeddings as ranked_embeddings
@@ -37,7 +37,7 @@ Result = tuple[list[float], float | None, dict[str, bytes]]
 
 
 def result(
-    shards: Shards, fields: dict[str, Any], ranks: Ranks, exchange: ChosenExchange | None = None
+    shards: ShardSet, fields: dict[str, Any], ranks: Ranks, exchange: ChosenExchange | None = None
 ) -> Result:
     """Losses, AUC, and the bytes of weights and states."""
     torch.set_num_threads(1)
@@ -55,7 +55,7 @@ def result(
 
 
 def on_ranks(
-    shards: Shards, fields: dict[str, Any], num_ranks: int, exchange: ChosenExchange | None = None
+    shards: ShardSet, fields: dict[str, Any], num_ranks: int, exchange: ChosenExchange | None = None
 ) -> list[Result]:
     return run_thread_ranks(num_ranks, lambda ranks: result(shards, fields, ranks, exchange), 20)
 
@@ -70,8 +70,8 @@ def fields_of(placement: str, num_shares: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
-    return Shards.open(write_shards(tmp_path_factory.mktemp("ranks") / "shards", SPEC))
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    return ShardSet.open(write_shards(tmp_path_factory.mktemp("ranks") / "shards", SPEC))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
         for half, num_ranks in enumerate((2, 4))
     ],
 )
-def test_ranks_end_with_the_bits_of_one_process(placement: str, num_ranks: int, shards: Shards) -> None:
+def test_ranks_end_with_the_bits_of_one_process(placement: str, num_ranks: int, shards: ShardSet) -> None:
     fields = fields_of(placement, 4)
     wanted = result(shards, fields, OneRank())
     found = on_ranks(shards, fields, num_ranks)
@@ -122,7 +122,7 @@ def check_drawn(placement: str, num_ranks: int, per_rank: int, seed: int, path: 
             "num_hot": (spec.num_hot[0], *spec.num_hot[:-1]),
         }
         spec = replace(spec, same_table=(1,), **shared)
-    drawn = Shards.open(write_shards(path, spec))
+    drawn = ShardSet.open(write_shards(path, spec))
     staged = placement in ("cache", "lookahead")
     fields = {
         "placement": placement,
@@ -163,7 +163,7 @@ def test_many_drawn_runs_end_with_the_same_bits(
 INT8 = ChosenExchange("int8", "int8", "bf16")
 
 
-def test_a_coded_run_is_repeatable_under_every_placement(shards: Shards) -> None:
+def test_a_coded_run_is_repeatable_under_every_placement(shards: ShardSet) -> None:
     wanted = result(shards, fields_of("all-fast", 2), OneRank())
     found = on_ranks(shards, fields_of("all-fast", 2), 2, exchange=INT8)
     # Rounded, but near.
@@ -177,7 +177,7 @@ def test_a_coded_run_is_repeatable_under_every_placement(shards: Shards) -> None
         assert on_ranks(shards, fields_of("all-fast", 2), 2, exchange=exchange)[0] not in (wanted, found[0])
 
 
-def test_evaluation_reads_rows_as_they_are(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_reads_rows_as_they_are(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(threads=1, micro_batches=2, placement="all-fast")
 
     def scored(ranks: Ranks) -> tuple[float | None, int]:
@@ -197,7 +197,7 @@ def test_evaluation_reads_rows_as_they_are(shards: Shards, monkeypatch: pytest.M
 def test_ranks_predict_both_parts_with_the_bits_of_one_process(tmp_path: Path) -> None:
     """Also where a stored batch has samples of both, and where the last round has no batch for a rank."""
     spec = replace(SPEC, num_evaluation=90, num_validation=33, multi_hot=(2,))
-    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", spec))
 
     def logits(ranks: Ranks) -> tuple[dict[Part, list[tuple[int, bytes, bytes]]], Quality]:
         torch.set_num_threads(1)
@@ -228,16 +228,16 @@ def test_ranks_predict_both_parts_with_the_bits_of_one_process(tmp_path: Path) -
 
 
 def test_an_evaluation_batch_that_one_rank_cannot_read_is_an_error_of_all(
-    shards: Shards, monkeypatch: pytest.MonkeyPatch
+    shards: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluation_samples = Shards.evaluation_samples
+    evaluation_samples = ShardSet.evaluation_samples
 
-    def read(shards: Shards, number: int, *others: Any) -> Batch:
+    def read(shards: ShardSet, number: int, *others: Any) -> Batch:
         if number == 1:
             raise ShardError("damaged")
         return evaluation_samples(shards, number, *others)
 
-    monkeypatch.setattr(Shards, "evaluation_samples", read)
+    monkeypatch.setattr(ShardSet, "evaluation_samples", read)
 
     def work(ranks: Ranks) -> str:
         predictor = build_trainer(shards, TrainConfig(threads=1, micro_batches=2), ranks=ranks).predictor
@@ -248,10 +248,10 @@ def test_an_evaluation_batch_that_one_rank_cannot_read_is_an_error_of_all(
     assert run_thread_ranks(2, work) == ["rank 1 cannot go on", "damaged"]
 
 
-def test_ranks_with_other_owners_are_refused(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_other_owners_are_refused(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     hold_rows = ranked_run._hold_rows
 
-    def hold_others(shards: Shards, micro_batches: MicroBatches, node: Node) -> dict[int, HeldRows]:
+    def hold_others(shards: ShardSet, micro_batches: MicroBatches, node: Node) -> dict[int, HeldRows]:
         held = hold_rows(shards, micro_batches, node)
         for rows in held.values():
             rows.owners_K[:1] = micro_batches.rank

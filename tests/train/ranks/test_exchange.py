@@ -28,7 +28,7 @@ from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import EmbeddingTable, LookupsOfBatch, MicroBatches, OwnBatch
 from hotset.train.data.shard_file import ShardFile, UnchangedFile
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.metrics import RunQuality
 from hotset.train.ranks import exchange as node_module
 from hotset.train.ranks.exchange import HeldRows, Node, NodeLookups, OwnBatches, SharedMemory, choose_owners
@@ -69,7 +69,7 @@ SPEC = ShardSpec(
 )
 
 
-def naive_users(shards: Shards, number: int, chosen: list[int], num_ranks: int) -> dict[int, set[int]]:
+def naive_users(shards: ShardSet, number: int, chosen: list[int], num_ranks: int) -> dict[int, set[int]]:
     """The ranks that use each key of a batch, sample by sample."""
     batch = shards.training_batch(number)
     users: dict[int, set[int]] = {}
@@ -95,7 +95,7 @@ def naive_users(shards: Shards, number: int, chosen: list[int], num_ranks: int) 
 def test_a_row_is_owned_by_the_rank_that_uses_it_in_most_steps(
     chosen: list[int], num_ranks: int, num_shares: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SPEC))
     num_rows = sum(shards.tables[table].num_rows for table in chosen)
     uses = np.zeros((num_rows, num_ranks), np.int64)
     for number in range(shards.num_training_batches):
@@ -110,7 +110,7 @@ def test_a_row_is_owned_by_the_rank_that_uses_it_in_most_steps(
 
 
 def test_batches_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec()))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ShardSpec()))
     with pytest.raises(ConfigError, match="6 micro-batches cannot be divided among 4 ranks"):
         choose_owners(shards, [0], 4, 6)
     with pytest.raises(ConfigError, match="want 1 to 64 ranks, got 65"):
@@ -128,13 +128,13 @@ def assert_equal(found: LookupsOfBatch, wanted: LookupsOfBatch) -> None:
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note each batch whose lookups are read from a file."""
     read: list[int] = []
-    training_lookups = Shards.training_lookups
+    training_lookups = ShardSet.training_lookups
 
-    def noting(shards: Shards, number: int) -> LookupsOfBatch:
+    def noting(shards: ShardSet, number: int) -> LookupsOfBatch:
         read.append(number)
         return training_lookups(shards, number)
 
-    monkeypatch.setattr(Shards, "training_lookups", noting)
+    monkeypatch.setattr(ShardSet, "training_lookups", noting)
     return read
 
 
@@ -144,11 +144,11 @@ def test_lookups_are_read_once_for_all_ranks(
     num_ranks: int, multi_hot: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_shards(tmp_path / "shards", multi_hot=multi_hot)
-    wanted = [Shards.open(folder).training_lookups(number) for number in range(8)]
+    wanted = [ShardSet.open(folder).training_lookups(number) for number in range(8)]
     read = count_reads(monkeypatch)
 
     def work(ranks: Ranks) -> None:
-        lookups = NodeLookups(Shards.open(folder), Node(ranks), 1 << 20)
+        lookups = NodeLookups(ShardSet.open(folder), Node(ranks), 1 << 20)
         for number in (3, 0, 7, 1, 2, 4, 5, 6, 3, 3, 0):
             assert_equal(lookups.read(number), wanted[number])
 
@@ -165,10 +165,10 @@ def test_a_ring_too_small_is_read_around(
     orders: list[list[int]], ring_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = write_shards(tmp_path_factory.mktemp("ring") / "shards", multi_hot=(1,))
-    wanted = [Shards.open(folder).training_lookups(number) for number in range(8)]
+    wanted = [ShardSet.open(folder).training_lookups(number) for number in range(8)]
 
     def work(ranks: Ranks) -> None:
-        lookups = NodeLookups(Shards.open(folder), Node(ranks), ring_bytes)
+        lookups = NodeLookups(ShardSet.open(folder), Node(ranks), ring_bytes)
         for number in orders[ranks.rank]:
             assert_equal(lookups.read(number), wanted[number])
 
@@ -199,7 +199,7 @@ def test_a_rank_does_not_wait_for_one_that_is_stopped(
     monkeypatch.setattr(node_module, "_LOCK_SECONDS", 0.05)
 
     def work(ranks: Ranks) -> None:
-        lookups = NodeLookups(Shards.open(folder), Node(ranks))
+        lookups = NodeLookups(ShardSet.open(folder), Node(ranks))
         is_held = ranks.gather(torch.zeros(1))
         if ranks.rank == 0:
             assert lookups._memory is not None
@@ -208,7 +208,7 @@ def test_a_rank_does_not_wait_for_one_that_is_stopped(
                 ranks.gather(is_held[0])
             return
         ranks.gather(is_held[0])
-        assert_equal(lookups.read(3), Shards.open(folder).training_lookups(3))
+        assert_equal(lookups.read(3), ShardSet.open(folder).training_lookups(3))
         ranks.gather(is_held[0])
 
     run_thread_ranks(2, work, timeout_seconds=10)
@@ -216,10 +216,10 @@ def test_a_rank_does_not_wait_for_one_that_is_stopped(
 
 def test_what_a_killed_rank_has_half_overwritten_is_read_anew(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", multi_hot=(1,))
-    wanted = [Shards.open(folder).training_lookups(number) for number in range(8)]
+    wanted = [ShardSet.open(folder).training_lookups(number) for number in range(8)]
 
     def work(ranks: Ranks) -> None:
-        lookups = NodeLookups(Shards.open(folder), Node(ranks), 3000)
+        lookups = NodeLookups(ShardSet.open(folder), Node(ranks), 3000)
         if ranks.rank:
             return
         for killed_at in range(8):
@@ -264,7 +264,7 @@ def test_ranks_that_cannot_share_memory_read_for_themselves(
 
     def work(ranks: Ranks) -> tuple[int, int]:
         node = Node(ranks)
-        lookups = NodeLookups(Shards.open(folder), node)
+        lookups = NodeLookups(ShardSet.open(folder), node)
         for number in range(8):
             lookups.read(number)
         counts = np.full(3, ranks.rank + 1, np.uint32)
@@ -285,11 +285,11 @@ def test_owners_are_those_that_one_rank_finds(
     num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_shards(tmp_path / "shards", multi_hot=(1,))
-    wanted = choose_owners(Shards.open(folder), [0, 1, 2], num_ranks, num_ranks)
+    wanted = choose_owners(ShardSet.open(folder), [0, 1, 2], num_ranks, num_ranks)
     read = count_reads(monkeypatch)
 
     def work(ranks: Ranks) -> bytes:
-        return choose_owners(Shards.open(folder), [0, 1, 2], num_ranks, num_ranks, Node(ranks)).tobytes()
+        return choose_owners(ShardSet.open(folder), [0, 1, 2], num_ranks, num_ranks, Node(ranks)).tobytes()
 
     assert run_thread_ranks(num_ranks, work) == [wanted.tobytes()] * num_ranks
     assert Counter(read) == Counter(range(8))
@@ -300,19 +300,19 @@ def test_a_batch_that_one_rank_cannot_count_is_an_error_of_all(
     damaged: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_shards(tmp_path / "shards")
-    training_lookups = Shards.training_lookups
+    training_lookups = ShardSet.training_lookups
 
-    def read(shards: Shards, number: int) -> LookupsOfBatch:
+    def read(shards: ShardSet, number: int) -> LookupsOfBatch:
         if number == damaged:
             raise ShardError("damaged")
         return training_lookups(shards, number)
 
-    monkeypatch.setattr(Shards, "training_lookups", read)
+    monkeypatch.setattr(ShardSet, "training_lookups", read)
 
     def work(ranks: Ranks) -> str:
         node = Node(ranks)
         with pytest.raises(HotsetError) as refused, raise_on_any_rank(ranks):
-            choose_owners(Shards.open(folder), [0, 1, 2], 2, 2, node)
+            choose_owners(ShardSet.open(folder), [0, 1, 2], 2, 2, node)
         return str(refused.value)
 
     wanted = [f"rank {damaged} cannot go on"] * 2
@@ -368,7 +368,7 @@ def test_a_rank_reads_its_own_samples(
     counted = BytesRead(monkeypatch)
 
     def work(ranks: Ranks) -> Counter[str]:
-        shards = Shards.open(folder)
+        shards = ShardSet.open(folder)
         micro_batches = MicroBatches(batch_size, num_ranks, ranks.rank, num_ranks)
         batches = OwnBatches(shards, micro_batches, NodeLookups(shards, Node(ranks)).read)
         for number in range(num_batches):
@@ -396,7 +396,7 @@ def test_a_rank_reads_its_own_evaluation_batches(
     counted = BytesRead(monkeypatch)
 
     def work(ranks: Ranks) -> RunQuality:
-        shards = Shards.open(folder)
+        shards = ShardSet.open(folder)
         shards.num_validation_samples = num_validation
         config = TrainConfig(threads=1, micro_batches=4, model="small", placement="all-fast")
         predictor = build_trainer(shards, config, ranks=ranks).predictor
@@ -422,11 +422,11 @@ def test_parts_that_end_inside_a_block_read_at_most_two_more(
     folder = write_shards(
         tmp_path / "shards", num_hot_only=0, num_mixed=2 * batch_size + 77, batch_size=batch_size
     )
-    whole = Shards.open(folder)
+    whole = ShardSet.open(folder)
     counted = BytesRead(monkeypatch)
     row_bytes = 4 + 2 * 4
     for rank in range(num_ranks):
-        shards = Shards.open(folder)
+        shards = ShardSet.open(folder)
         micro_batches = MicroBatches(batch_size, num_shares, rank, num_ranks)
         batches = OwnBatches(shards, micro_batches, shards.training_lookups)
         for number in range(3):
@@ -444,7 +444,7 @@ def test_parts_that_end_inside_a_block_read_at_most_two_more(
 
 def test_merged_batches_are_read_in_two_parts(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", num_hot_only=0, num_mixed=150, multi_hot=(1,), batch_size=32)
-    shards = Shards.open(folder).with_last_batch("merge")
+    shards = ShardSet.open(folder).with_last_batch("merge")
     last = shards.num_training_batches - 1
     whole = shards.training_batch(last)
     assert whole.num_samples == 32 + 22

@@ -22,7 +22,7 @@ from hotset.train.build_embeddings import RunStart
 from hotset.train.config import TrainConfig
 from hotset.train.config_parts import RecipeOptions
 from hotset.train.data.batch import RecordedOrder
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.rows.backends import RowOptimizer
 from hotset.train.rows.embeddings import RowsPart
@@ -32,11 +32,11 @@ DECAY = RecipeOptions(embedding_decay=0.01)
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
-    return Shards.open(write_shards(tmp_path_factory.mktemp("frozen") / "shards", SPEC))
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    return ShardSet.open(write_shards(tmp_path_factory.mktemp("frozen") / "shards", SPEC))
 
 
-def given_rows(shards: Shards, optimizer: str) -> Iterator[RowsPart]:
+def given_rows(shards: ShardSet, optimizer: str) -> Iterator[RowsPart]:
     """Every third row of each table, with values of its own."""
     for number, table in enumerate(shards.tables):
         ids_N = np.arange(0, table.num_rows, 3, dtype=np.int32)
@@ -48,7 +48,7 @@ def given_rows(shards: Shards, optimizer: str) -> Iterator[RowsPart]:
 
 
 def begun(
-    shards: Shards, order: list[int] | None = None, *, has_given: bool = True, **fields: Any
+    shards: ShardSet, order: list[int] | None = None, *, has_given: bool = True, **fields: Any
 ) -> Trainer:
     torch.set_num_threads(1)
     settings: dict[str, Any] = {"embedding_optimizer": "adam", "recipe": DECAY} | fields
@@ -59,19 +59,19 @@ def begun(
     return build_trainer(shards, config, recorded, start=start)
 
 
-def trained(shards: Shards, order: list[int] | None = None, **fields: Any) -> Trainer:
+def trained(shards: ShardSet, order: list[int] | None = None, **fields: Any) -> Trainer:
     trainer = begun(shards, order, **fields)
     run_steps(trainer, no_log)
     return trainer
 
 
-def names_of(shards: Shards) -> list[str]:
+def names_of(shards: ShardSet) -> list[str]:
     return [table.name for table in shards.tables]
 
 
 @pytest.mark.parametrize("frozen", [(), (0,), (1,), (0, 1, 2)])
 def test_training_is_that_of_tables_of_torch_that_are_shared_frozen_and_given(
-    shards: Shards, frozen: tuple[int, ...]
+    shards: ShardSet, frozen: tuple[int, ...]
 ) -> None:
     names = [names_of(shards)[table] for table in frozen]
     fields: dict[str, Any] = {"embedding_optimizer": "adagrad", "dense_optimizer": "sgd", "threads": 1}
@@ -109,7 +109,7 @@ def test_training_is_that_of_tables_of_torch_that_are_shared_frozen_and_given(
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("momentum", marks=pytest.mark.slow)])
-def test_placements_and_devices_end_with_equal_bits(shards: Shards, optimizer: str) -> None:
+def test_placements_and_devices_end_with_equal_bits(shards: ShardSet, optimizer: str) -> None:
     fields: dict[str, Any] = {"embedding_optimizer": optimizer, "prefetch": 1}
     fields |= {"staging_bytes": ByteSize(4_000), "freeze": (names_of(shards)[1],)}
     all_fast = trained(shards, placement="all-fast", **fields)
@@ -139,7 +139,7 @@ ONE_HOT = ShardSpec(
 def test_steps_that_a_device_is_given_leave_frozen_rows(
     tmp_path: Path, placement: str, kernels: str | None
 ) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", ONE_HOT))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ONE_HOT))
     fields: dict[str, Any] = {"freeze": ("C1", "C3"), "placement": placement, "epochs": 2}
     fields |= {"staging_bytes": ByteSize(12_000)}
     on_host = trained(shards, **fields)
@@ -160,7 +160,7 @@ IN_FILES |= {"staging_bytes": ByteSize(48 * KIB), "slow_bytes": ByteSize(200 * K
 
 
 def test_rows_in_files_end_with_equal_bits(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SPILLED))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SPILLED))
     all_fast = trained(shards, placement="all-fast", **IN_FILES | {"slow_bytes": None})
     spilled = trained(shards, placement="lookahead", **IN_FILES)
     assert spilled.embeddings.file_bytes()[1] > 0
@@ -177,7 +177,7 @@ def test_a_stopped_run_with_rows_in_files_resumes_to_equal_bits(tmp_path: Path) 
     assert_same_files(tmp_path / "found", tmp_path / "wanted")
 
 
-def test_ranks_end_with_equal_bits(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_end_with_equal_bits(tmp_path: Path, shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     data = shards.manifest.folder
     for placement in ("lookahead", "hybrid-dedup"):
         config = TrainConfig(
@@ -194,7 +194,7 @@ def test_ranks_end_with_equal_bits(tmp_path: Path, shards: Shards, monkeypatch: 
         assert_same_files(tmp_path / f"{placement}-2", tmp_path / f"{placement}-1", ("weights.safetensors",))
 
 
-def test_frozen_rows_are_in_no_checkpoint_and_have_no_states(shards: Shards) -> None:
+def test_frozen_rows_are_in_no_checkpoint_and_have_no_states(shards: ShardSet) -> None:
     name = names_of(shards)[2]
     trainer = begun(shards, placement="lookahead", has_given=False, freeze=(name,), threads=1)
     for group in trainer.embeddings.groups:
@@ -208,7 +208,7 @@ def test_frozen_rows_are_in_no_checkpoint_and_have_no_states(shards: Shards) -> 
         assert group.changed.num_used == 0
 
 
-def test_a_table_that_there_is_not_is_refused(shards: Shards) -> None:
+def test_a_table_that_there_is_not_is_refused(shards: ShardSet) -> None:
     name = names_of(shards)[0]
     with pytest.raises(
         ConfigError, match=f"--freeze: .* has no table '{name}x'\nhint: did you mean '{name}'"

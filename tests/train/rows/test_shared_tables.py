@@ -13,12 +13,12 @@ from hotset.pipeline.folders.totals import by_feature
 from hotset.tests.support.naive.naive_lookups import SPEC
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import EACH_WAY, assert_equal_bits, assert_placements_agree, trained
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.placements.placements import count_row_lookups
 
 
 def test_lookups_of_rows_are_counted_over_all_features_of_a_table(tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SPEC))
     wanted = {table.name: np.zeros(table.num_rows, np.int64) for table in shards.tables}
     for number in range(shards.num_training_batches):
         for name, ids_N, _ in shards.training_batch(number).features(shards.tables):
@@ -31,7 +31,7 @@ def test_lookups_of_rows_are_counted_over_all_features_of_a_table(tmp_path: Path
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("rowwise-adagrad", marks=pytest.mark.slow)])
 def test_placements_threads_and_devices_end_with_equal_bits(tmp_path: Path, optimizer: str) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", SPEC))
     fields: dict[str, Any] = {
         "embedding_optimizer": optimizer,
         "prefetch": 1,

@@ -24,7 +24,7 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, no_log, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.loop import run_steps
 from hotset.train.rows.tiers import (
     HostMemory,
@@ -88,7 +88,7 @@ def test_a_model_larger_than_memory_trains_to_the_same_bits(
     placement: dict[str, Any], tmp_path: Path
 ) -> None:
     # Placements that do not know a whole epoch ahead; the others are in test_spilled_training.
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     fields: dict[str, Any] = {"embedding_optimizer": "adagrad", "epochs": 2, "staging_bytes": 2000}
     all_fast = trained(shards, placement="all-fast", **fields)
     config = TrainConfig(slow_bytes=ByteSize(1000), **fields, **placement)
@@ -112,7 +112,7 @@ def test_more_rows_than_memory_are_refused_before_they_are_allocated(
     fields: dict[str, Any], hint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotset.train.rows.tiers.available_bytes", lambda: 4 * MIB)
-    shards = Shards.open(write_shards(tmp_path / "shards", num_rows=(5, 40, 300_000)))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", num_rows=(5, 40, 300_000)))
     config = TrainConfig(threads=1, **fields)
     if hint is None:
         build_trainer(shards, config, spill_folder=tmp_path)

@@ -35,7 +35,7 @@ from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_c
 from hotset.tests.support.trained_models import LinearNet
 from hotset.train.config import ROW_TYPES, PredictConfig, RowType, TrainConfig, read_config
 from hotset.train.data.batch import Batch
-from hotset.train.data.shards import ShardOrigin, Shards, vocabulary_of
+from hotset.train.data.shards import ShardOrigin, ShardSet, vocabulary_of
 from hotset.train.run import train
 from hotset.train.serving import predict as predict_log
 from hotset.train.serving.predict import (
@@ -278,7 +278,7 @@ def copy_of(scored: ScoredRun, folder: Path) -> ScoredRun:
 def test_a_run_keeps_links_of_the_vocabulary_and_seals_them(scored: ScoredRun) -> None:
     kept = Manifest.read(scored.run / "vocabulary")
     inputs = {source["name"]: source["fingerprint"] for source in Manifest.read(scored.run).inputs}
-    assert inputs["vocabulary"] == kept.fingerprint == vocabulary_of(Shards.open(scored.data))
+    assert inputs["vocabulary"] == kept.fingerprint == vocabulary_of(ShardSet.open(scored.data))
     for entry in kept.files:
         assert (scored.run / "vocabulary" / entry.path).samefile(scored.data / "vocabulary" / entry.path)
     assert verify_run(scored.run) == []
@@ -324,7 +324,7 @@ def test_folders_of_another_log_are_not_kept(scored: ScoredRun, tmp_path: Path, 
     shutil.rmtree(own.data / stage)
     shutil.copytree(other.data / stage, own.data / stage)
     assert Manifest.read(own.data / stage).fingerprint != manifest["checksum"]
-    assert ShardOrigin.of(Shards.open(own.data)) is None
+    assert ShardOrigin.of(ShardSet.open(own.data)) is None
 
 
 def test_the_vocabulary_of_another_run_is_refused(scored: ScoredRun, tmp_path: Path) -> None:

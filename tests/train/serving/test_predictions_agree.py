@@ -25,7 +25,7 @@ from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.logs.other_logs import Log, schema_text, write_csv
 from hotset.tests.support.scored_runs import ScoredRun, serving_inputs_of
 from hotset.train.config import ExportConfig, TrainConfig, read_config
-from hotset.train.data.shards import Part, Shards
+from hotset.train.data.shards import Part, ShardSet
 from hotset.train.evaluate import Predictor, load_model
 from hotset.train.run import train
 from hotset.train.run_folder.weights import read_weights
@@ -129,7 +129,7 @@ def test_the_lines_of_one_part_agree(models: Models, part: Part, name: str, tmp_
     predictor = RunPredictor(run)
     log = write_csv(tmp_path / "part.csv", Log(KINDS, models.joined.rows[first:stop]))
     found = np.concatenate(list(predictor.logits(predictor.open_log(log))))
-    shards = Shards.open(models.data)
+    shards = ShardSet.open(models.data)
     assert models.num_validation % shards.batch_size
     loaded = load_model(run, read_config(run), read_weights(run), shards.tables, shards.batch_size)
     batches = Predictor(shards, *loaded).logits(part)

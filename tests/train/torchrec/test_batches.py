@@ -15,7 +15,7 @@ from hotset.stats.batch_rows import part_of_rank
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import Batch, SeededOrder
 from hotset.train.data.dataset import ShardDataset, Split
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.torchrec.batches import (
     GroupLookups,
     RankBatch,
@@ -38,11 +38,11 @@ SPEC = ShardSpec(
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
-    return Shards.open(write_shards(tmp_path_factory.mktemp("shards") / "shards", SPEC))
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    return ShardSet.open(write_shards(tmp_path_factory.mktemp("shards") / "shards", SPEC))
 
 
-def replicated(shards: Shards) -> ReplicatedRows:
+def replicated(shards: ShardSet) -> ReplicatedRows:
     return ReplicatedRows(shards.tables, tuple(table.num_hot for table in shards.tables), "mean")
 
 
@@ -87,7 +87,7 @@ def wanted_lists(batch: Batch, rows: ReplicatedRows, own: RowsOfDim) -> list[tup
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_every_lookup_is_in_the_part_of_its_rank(shards: Shards, world_size: int) -> None:
+def test_every_lookup_is_in_the_part_of_its_rank(shards: ShardSet, world_size: int) -> None:
     rows = replicated(shards)
     for number in range(shards.num_training_batches):
         batch = shards.training_batch(number)
@@ -102,7 +102,7 @@ def test_every_lookup_is_in_the_part_of_its_rank(shards: Shards, world_size: int
                 assert lists_of(group, rows, own_rows) == wanted_lists(own, rows, own_rows)
 
 
-def test_all_ranks_know_the_replicated_rows_that_any_of_them_looks_up(shards: Shards) -> None:
+def test_all_ranks_know_the_replicated_rows_that_any_of_them_looks_up(shards: ShardSet) -> None:
     rows = replicated(shards)
     batch = shards.training_batch(shards.num_training_batches - 1)
     parts = [rank_batch(batch, rows, rank, 3, has_used=True) for rank in range(3)]
@@ -115,7 +115,7 @@ def test_all_ranks_know_the_replicated_rows_that_any_of_them_looks_up(shards: Sh
     assert rank_batch(batch, rows, 0, 3).groups[0].used_hot_U is None
 
 
-def test_means_divide_by_the_whole_list(shards: Shards) -> None:
+def test_means_divide_by_the_whole_list(shards: ShardSet) -> None:
     rows = replicated(shards)
     batch = shards.training_batch(shards.num_training_batches - 1)
     part = rank_batch(batch, rows, rank=1, world_size=2)
@@ -146,7 +146,7 @@ def same(one: RankBatch, other: RankBatch) -> bool:
     )
 
 
-def test_batches_go_on_at_any_step(shards: Shards) -> None:
+def test_batches_go_on_at_any_step(shards: ShardSet) -> None:
     rows = replicated(shards)
     order = SeededOrder(shards.is_hot_only, 3, 2, is_grouped=True)
     numbers = [number for epoch in order.epochs() for number in epoch]
@@ -161,13 +161,13 @@ def test_batches_go_on_at_any_step(shards: Shards) -> None:
         assert all(same(one, other) for one, other in zip(whole[first:], rest, strict=True))
 
 
-def test_batches_may_be_left_early(shards: Shards) -> None:
+def test_batches_may_be_left_early(shards: ShardSet) -> None:
     with closing(RankBatches(shards, replicated(shards), depth=1)) as batches:
         assert next(iter(batches)).step == 0
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_evaluation_parts_have_batches_too(shards: Shards, split: Split) -> None:
+def test_evaluation_parts_have_batches_too(shards: ShardSet, split: Split) -> None:
     rows = replicated(shards)
     labels = []
     for rank in range(2):
@@ -179,14 +179,14 @@ def test_evaluation_parts_have_batches_too(shards: Shards, split: Split) -> None
         assert torch.equal(torch.cat(parts), whole)
 
 
-def test_numbers_of_rows_that_do_not_fit_are_refused(shards: Shards, tmp_path: Path) -> None:
+def test_numbers_of_rows_that_do_not_fit_are_refused(shards: ShardSet, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 1 numbers, and the log 5 tables"):
         ReplicatedRows(shards.tables, (3,))
     with pytest.raises(ConfigError, match=r"'C5' must be in \[0, 9\], got 10"):
         ReplicatedRows(shards.tables, (0, 0, 0, 10, 0))
     with pytest.raises(ConfigError, match=r"rank must be in \[0, 2\), got 2"):
         RankBatches(shards, replicated(shards), rank=2, world_size=2)
-    other = Shards.open(write_shards(tmp_path / "shards"))
+    other = ShardSet.open(write_shards(tmp_path / "shards"))
     with pytest.raises(ConfigError, match="are not of the tables"):
         RankBatches(other, replicated(shards))
     with pytest.raises(ConfigError, match="split must be train, valid or test, got 'all'"):
@@ -206,7 +206,7 @@ ODD_LOGS = {
 @pytest.mark.parametrize("world_size", [1, 4])
 @pytest.mark.parametrize("log", ODD_LOGS)
 def test_odd_logs_are_divided_as_all_others(log: str, world_size: int, tmp_path: Path) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", ODD_LOGS[log]))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", ODD_LOGS[log]))
     rows = replicated(shards)
     parts = []
     for rank in range(world_size):
@@ -228,7 +228,7 @@ def test_odd_logs_are_divided_as_all_others(log: str, world_size: int, tmp_path:
 
 def test_a_damaged_shard_is_named_by_the_loop_that_reads_it(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", SPEC)
-    shards = Shards.open(folder)
+    shards = ShardSet.open(folder)
     rows = replicated(shards)
     path = next(folder / entry.path for entry in shards.manifest.files if entry.path.startswith("mixed"))
     # An id beyond its table never reaches the kernel: files are checked where they are read.
@@ -237,6 +237,6 @@ def test_a_damaged_shard_is_named_by_the_loop_that_reads_it(tmp_path: Path) -> N
     place = raw.rindex(ids)
     raw[place : place + 4] = (2**30).to_bytes(4, "little")
     path.write_bytes(raw)
-    with closing(RankBatches(Shards.open(folder), rows)) as batches:
+    with closing(RankBatches(ShardSet.open(folder), rows)) as batches:
         with pytest.raises(ShardError, match=r"mixed-00000\.arrow is damaged: batch \d+, ids of samples"):
             list(batches)

@@ -30,7 +30,7 @@ from hotset.train.advice import MachineSpeeds
 from hotset.train.build_embeddings import resolve
 from hotset.train.build_model import UserModel
 from hotset.train.config_parts import CheckpointSettings
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.rows.backends import RowOptimizer
 from hotset.train.run_folder.weights import open_weights
 from hotset.workflows.bench import ranks
@@ -127,7 +127,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def case_of(folder: Path, name: str, split: str, num_ranks: int, **more: Any) -> Case:
     """Return the case of a run whose tables are ``split``, ``sharded`` or ``replicated``."""
     log, settings, _ = RUNS[name]
-    shards = Shards.open(folder / log)
+    shards = ShardSet.open(folder / log)
     counts = {
         "split": [table.num_hot for table in shards.tables],
         "sharded": [0] * len(shards.tables),
@@ -176,7 +176,7 @@ def test_runs_equal_those_of_hotset(folder: Path, rank_pool: RankPool, num_ranks
 def test_the_pipeline_changes_no_bit(tmp_path: Path, rank_pool: RankPool) -> None:
     spec = replace(LOGS["lists"], num_hot_only=192, num_mixed=770, num_evaluation=200)
     shards = write_shards(tmp_path / "shards", spec)
-    num_replicated = [table.num_hot for table in Shards.open(shards).tables]
+    num_replicated = [table.num_hot for table in ShardSet.open(shards).tables]
     config = RUNS["lists by sgd"][1] | {"evaluate_every": 7, "max_steps": 15, "log_every": 4}
     piped: Case = {"shards": shards, "num_replicated": num_replicated, "config": config, "every": 3}
     # The clock interrupts each step, when the next batch is on its way.
@@ -262,7 +262,7 @@ def test_prefetching_into_caches_changes_no_bit(tmp_path: Path, rank_pool: RankP
     """The pipeline of TorchRec for GPUs, whose streams and tables are made up here."""
     spec = replace(LOGS["lists"], num_hot_only=192, num_mixed=770, num_evaluation=200)
     shards = write_shards(tmp_path / "shards", spec)
-    num_replicated = [table.num_hot for table in Shards.open(shards).tables]
+    num_replicated = [table.num_hot for table in ShardSet.open(shards).tables]
     config = ADAM | {"pooling": "mean", "evaluate_every": 7, "max_steps": 15}
     cached: Case = {"shards": shards, "num_replicated": num_replicated, "config": config, "every": 4}
     cached |= {"made_up": True, "is_cached": True}
@@ -285,8 +285,8 @@ def test_prefetching_into_caches_changes_no_bit(tmp_path: Path, rank_pool: RankP
 
 
 @pytest.fixture(scope="module")
-def lists(tmp_path_factory: pytest.TempPathFactory) -> Shards:
-    return Shards.open(write_shards(tmp_path_factory.mktemp("lists") / "shards", LOGS["lists"]))
+def lists(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    return ShardSet.open(write_shards(tmp_path_factory.mktemp("lists") / "shards", LOGS["lists"]))
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     ],
     ids=str,
 )
-def test_settings_of_the_own_engine_are_refused(lists: Shards, settings: dict[str, Any]) -> None:
+def test_settings_of_the_own_engine_are_refused(lists: ShardSet, settings: dict[str, Any]) -> None:
     config = replace(settings_of({}), engine="torchrec", embedding_optimizer="sgd")
     resolve(lists, config, 2)
     assert resolve(lists, replace(config, placement="fae"), 2).placement == "fae"
@@ -332,7 +332,7 @@ def test_a_run_without_torchrec_is_refused_before_it_begins(
     assert not (tmp_path / "run").exists()
 
 
-def test_adam_of_rows_is_for_gpus(lists: Shards) -> None:
+def test_adam_of_rows_is_for_gpus(lists: ShardSet) -> None:
     settings = {"engine": "torchrec", "embedding_optimizer": "adam"}
     with pytest.raises(ConfigError, match=r"rows with adam on cpu: FBGEMM's is for GPUs alone") as raised:
         resolve(lists, settings_of(settings), 2)
@@ -405,7 +405,7 @@ def compare_divisions(folder: Path, device: str) -> None:
     off = run.RunOptions(checkpoints=CheckpointSettings(checkpoint_every="off"))
     adam = ADAM | {"device": device, "dense_dtype": "fp32"}
     run.train(shards, settings_of(adam | {"placement": "all-fast"}), folder / "hotset", off)
-    tables = Shards.open(shards).tables
+    tables = ShardSet.open(shards).tables
     every, hot = [table.num_rows for table in tables], [table.num_hot for table in tables]
     divisions: dict[str, tuple[list[int], dict[str, Any]]] = {
         "replicated": (every, {}),

@@ -17,7 +17,7 @@ from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.processes.torchrec_ranks import RankPool, run_program
 from hotset.tests.support.real_torchrec import needs_torchrec, torchrec_or_skip
 from hotset.tests.support.shard_factory import write_shards
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 
 ROOT = Path(hotset.__file__).resolve().parent
 
@@ -85,7 +85,7 @@ class Sharded(torch.nn.Module):
 
 def test_a_plain_optimizer_steps_all_but_sharded_rows(tmp_path: Path) -> None:
     torchrec_or_skip()
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     rows = hotset.torchrec.ReplicatedRows(shards.tables, tuple(table.num_hot for table in shards.tables))
     data = object.__new__(hotset.torchrec.RankData)
     net = Sharded(rows)

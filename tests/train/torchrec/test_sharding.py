@@ -20,7 +20,7 @@ from hotset.stats.replication import Network
 from hotset.tests.support.real_torchrec import needs_torchrec
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.torchrec.sharding import (
     cached_rows,
     choose_num_replicated,
@@ -45,7 +45,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def shards(tmp_path: Path) -> Shards:
+def shards(tmp_path: Path) -> ShardSet:
     spec = ShardSpec(
         num_rows=(5, 60, 3000),
         num_hot=(5, 10, 20),
@@ -54,7 +54,7 @@ def shards(tmp_path: Path) -> Shards:
         num_hot_only=1000,
         num_mixed=2000,
     )
-    return Shards.open(write_shards(tmp_path / "shards", spec))
+    return ShardSet.open(write_shards(tmp_path / "shards", spec))
 
 
 REPLICATED = (5, 3, 4)
@@ -66,7 +66,7 @@ def test_uses_are_those_of_the_batches_that_training_reads(tmp_path: Path, order
         tmp_path,
         ShardSpec(multi_hot=(1, 2), same_table=(2,), num_rows=(5, 40, 40), num_hot=(3, 10, 10), order=order),
     )
-    shards = Shards.open(tmp_path)
+    shards = ShardSet.open(tmp_path)
     uses, _ = count_uses(shards, [3, 2])
     wanted = [np.zeros(table.num_rows, np.int64) for table in shards.tables]
     for number in range(shards.num_training_batches):
@@ -85,12 +85,12 @@ def test_uses_are_those_of_the_batches_that_training_reads(tmp_path: Path, order
 
 def test_a_long_epoch_is_sampled_evenly_from_both_kinds(tmp_path: Path) -> None:
     write_shards(tmp_path, ShardSpec(num_hot_only=320, num_mixed=640))
-    (uses,) = count_uses(Shards.open(tmp_path), [2], most_steps=6)
+    (uses,) = count_uses(ShardSet.open(tmp_path), [2], most_steps=6)
     is_hot_only = (uses.largest_ST < np.array([5, 10, 20])).all(axis=1)
     assert (uses.num_steps, is_hot_only.sum()) == (6, 2)
 
 
-def collection(shards: Shards) -> tuple[nn.Module, list[Any]]:
+def collection(shards: ShardSet) -> tuple[nn.Module, list[Any]]:
     """Return a model with the sharded rows, as the engine builds it, and its sharders."""
     from torchrec import EmbeddingCollection, EmbeddingConfig
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -109,7 +109,7 @@ def collection(shards: Shards) -> tuple[nn.Module, list[Any]]:
     return model, [EmbeddingCollectionSharder(fused_params={})]
 
 
-def plan_of(shards: Shards, device: torch.device, optimizer: str, num_ranks: int = 2, **more: Any) -> Any:
+def plan_of(shards: ShardSet, device: torch.device, optimizer: str, num_ranks: int = 2, **more: Any) -> Any:
     """Return the plan of each table of the collection."""
     model, sharders = collection(shards)
     (uses,) = count_uses(shards, [num_ranks])
@@ -119,7 +119,7 @@ def plan_of(shards: Shards, device: torch.device, optimizer: str, num_ranks: int
     return plan.plan["16"]
 
 
-def test_replicated_rows_fit_in_the_hot_bytes(shards: Shards) -> None:
+def test_replicated_rows_fit_in_the_hot_bytes(shards: ShardSet) -> None:
     (uses,) = count_uses(shards, [4])
     free = choose_num_replicated(shards, TrainConfig(hot_bytes=ByteSize(1 << 30)), uses)
     row = 4 * 16
@@ -138,7 +138,7 @@ def test_replicated_rows_fit_in_the_hot_bytes(shards: Shards) -> None:
 @needs_torchrec
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad", "adam"])
-def test_every_table_is_planned_and_none_is_copied(shards: Shards, num_ranks: int, optimizer: str) -> None:
+def test_every_table_is_planned_and_none_is_copied(shards: ShardSet, num_ranks: int, optimizer: str) -> None:
     tables = plan_of(shards, CPU, optimizer, num_ranks)
     assert set(tables) == {"table_1", "table_2"}
     assert {each.compute_kernel for each in tables.values()} == {"fused"}
@@ -146,7 +146,7 @@ def test_every_table_is_planned_and_none_is_copied(shards: Shards, num_ranks: in
 
 
 @needs_torchrec
-def test_a_table_that_is_more_than_a_part_of_all_may_be_divided_by_rows(shards: Shards) -> None:
+def test_a_table_that_is_more_than_a_part_of_all_may_be_divided_by_rows(shards: ShardSet) -> None:
     model, _ = collection(shards)
     (uses,) = count_uses(shards, [2])
     found = constraints_of(
@@ -161,7 +161,7 @@ def test_a_table_that_is_more_than_a_part_of_all_may_be_divided_by_rows(shards: 
 
 @needs_torchrec
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise"])
-def test_constraints_of_a_user_come_first(shards: Shards, kind: str) -> None:
+def test_constraints_of_a_user_come_first(shards: ShardSet, kind: str) -> None:
     from torchrec.distributed.planner import ParameterConstraints
 
     own = ParameterConstraints(sharding_types=[kind], compute_kernels=["fused"], min_partition=8)
@@ -170,7 +170,7 @@ def test_constraints_of_a_user_come_first(shards: Shards, kind: str) -> None:
 
 
 @needs_torchrec
-def test_a_plan_that_fails_is_one_line(shards: Shards) -> None:
+def test_a_plan_that_fails_is_one_line(shards: ShardSet) -> None:
     from torchrec.distributed.planner import ParameterConstraints
 
     own = ParameterConstraints(sharding_types=["grid_shard"], compute_kernels=["fused"])
@@ -179,7 +179,7 @@ def test_a_plan_that_fails_is_one_line(shards: Shards) -> None:
 
 
 @needs_torchrec
-def test_rows_that_do_not_fit_on_gpus_are_cached(shards: Shards) -> None:
+def test_rows_that_do_not_fit_on_gpus_are_cached(shards: ShardSet) -> None:
     row = 2 * 4 * 16
     cache_bytes = 300 * row
     tables = plan_of(shards, CUDA, "adagrad", cache_bytes=cache_bytes)

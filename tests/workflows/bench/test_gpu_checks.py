@@ -12,7 +12,7 @@ import pytest
 
 from hotset.tests.support.late_runs import keep_slow
 from hotset.train.config import TrainConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.device import LateDevice, StreamName
 from hotset.train.run import train
 from hotset.workflows import characterise
@@ -158,7 +158,7 @@ def test_batches_are_of_one_kind_each_and_train(samples: KaggleSamples, tmp_path
     write_kaggle_shards(
         samples, tmp_path / "shards", batch_size=256, embedding_dim=8, hot_share=0.1, num_evaluation=500
     )
-    shards = Shards.open(tmp_path / "shards")
+    shards = ShardSet.open(tmp_path / "shards")
     shards.refuse_damage()
     num_hot = np.array([table.num_hot for table in shards.tables])
     num_samples = 0
@@ -201,7 +201,7 @@ def test_many_samples_lie_in_several_files_and_the_batches_are_the_same(
         monkeypatch.setattr(characterise, "_FILE_SAMPLES", most)
         folder = tmp_path / str(most) / "shards"
         write_kaggle_shards(samples, folder, batch_size=256, embedding_dim=8, hot_share=0.1)
-        shards = Shards.open(folder)
+        shards = ShardSet.open(folder)
         shards.refuse_damage()
         found.append([shards.training_batch(number).ids_BF for number in range(shards.num_training_batches)])
     assert len(list((tmp_path / "1000/shards").glob("mixed-*.arrow"))) > 2

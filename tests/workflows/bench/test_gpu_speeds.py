@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from hotset.train.config import PlacementName, TrainConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.gpu.queued_steps import QueuedTransfers
 from hotset.train.loop import Trainer
 from hotset.workflows.bench import gpu_speeds
@@ -55,7 +55,7 @@ class Table:
         path = folder / "records"
         path.unlink(missing_ok=True)
         records = Records(path, seconds)
-        shards = cast(Shards, None)
+        shards = cast(ShardSet, None)
         contestants = [
             Contestant(name=name, shards=shards, config=TrainConfig(), facts={"name": name}) for name in names
         ]
@@ -173,13 +173,13 @@ def trainer_of(run: RunInTurns) -> Trainer:
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
     return small_shards(PartSettings("late", tmp_path_factory.mktemp("shards"), True), "turns", "sgd")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["lookahead", "hybrid"])
-def test_steps_that_were_read_ahead_do_not_count(placement: PlacementName, shards: Shards) -> None:
+def test_steps_that_were_read_ahead_do_not_count(placement: PlacementName, shards: ShardSet) -> None:
     config = TrainConfig(placement=placement, device="late", kernels="torch", staging_bytes=STAGING_BYTES)
     long = Turns(rounds=2, seconds=1000.0, most_steps=4, steps_ahead=3)
     run = RunInTurns(Contestant(name="a", shards=shards, config=config), long)
@@ -195,7 +195,7 @@ def test_steps_that_were_read_ahead_do_not_count(placement: PlacementName, shard
     run.run.close()
 
 
-def test_a_turn_ends_with_its_time_and_not_before_a_few_steps(shards: Shards) -> None:
+def test_a_turn_ends_with_its_time_and_not_before_a_few_steps(shards: ShardSet) -> None:
     config = TrainConfig(placement="all-fast", device="late", kernels="torch")
     short = Turns(rounds=1, seconds=1e-9, fewest_steps=3, most_steps=40, steps_ahead=9)
     run = RunInTurns(Contestant(name="a", shards=shards, config=config), short)
@@ -206,7 +206,7 @@ def test_a_turn_ends_with_its_time_and_not_before_a_few_steps(shards: Shards) ->
     run.run.close()
 
 
-def test_the_clock_is_read_with_the_device_at_rest(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_is_read_with_the_device_at_rest(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(placement="all-fast", device="late", kernels="torch")
     long = Turns(rounds=1, seconds=1000.0, most_steps=2, steps_ahead=0)
     run = RunInTurns(Contestant(name="a", shards=shards, config=config), long)
@@ -230,7 +230,7 @@ def test_the_clock_is_read_with_the_device_at_rest(shards: Shards, monkeypatch: 
     assert " ".join(seen).endswith("rest clock step step rest clock")
 
 
-def test_a_turn_of_fae_has_whole_epochs(shards: Shards) -> None:
+def test_a_turn_of_fae_has_whole_epochs(shards: ShardSet) -> None:
     config = TrainConfig(placement="fae", device="late", kernels="torch")
     short = Turns(rounds=1, seconds=1e-9, fewest_steps=1, most_steps=2, steps_ahead=9)
     run = RunInTurns(Contestant(name="a", shards=shards, config=config), short)
@@ -239,7 +239,7 @@ def test_a_turn_of_fae_has_whole_epochs(shards: Shards) -> None:
     run.run.close()
 
 
-def test_a_run_without_batches_of_its_kind_says_so(shards: Shards) -> None:
+def test_a_run_without_batches_of_its_kind_says_so(shards: ShardSet) -> None:
     cold = shards.with_hot_rows([1] * len(shards.tables))
     assert not cold.is_hot_only.any()
     contestant = Contestant(name="a", shards=cold, config=TrainConfig(device="late"), is_hot_only=True)

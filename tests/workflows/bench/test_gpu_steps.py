@@ -10,7 +10,7 @@ import pytest
 from hotset.tests.support.real_torchrec import torchrec_or_skip
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.workflows.bench.gpu_steps import GpuRates, TorchRecRun, part_floors
 
 H200 = GpuRates(memory_bytes=4.3e12, flops=790e12, link_bytes=55e9)
@@ -34,7 +34,7 @@ def test_large_layers_are_bound_by_their_products() -> None:
 @pytest.mark.filterwarnings("default")  # TorchRec's own
 def test_torchrec_runs_the_steps_of_an_order(tmp_path: Path) -> None:
     torchrec_or_skip()
-    shards = Shards.open(write_shards(tmp_path / "shards"))
+    shards = ShardSet.open(write_shards(tmp_path / "shards"))
     numbers = np.array([2, 0, 1, 3, 1, 0], np.int32)
     run = TorchRecRun(shards, TrainConfig(placement="all-fast"), numbers, 0.4)
     before = [each.detach().clone() for each in run._pipeline._model.parameters()]

@@ -16,7 +16,7 @@ from hotset.stats.shuffle import epoch_order
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import STAGING, STATELESS, trained
 from hotset.train.config import TrainConfig
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.placements.placements import with_staging
 from hotset.workflows.bench.placements import EpochTraffic, simulate_epoch
 from hotset.workflows.recipes import criteo_kaggle
@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
     folder = tmp_path_factory.mktemp("data") / "shards"
-    return Shards.open(write_shards(folder, skew=1.2, multi_hot=(0,), table_dims=(4, 4, 8)))
+    return ShardSet.open(write_shards(folder, skew=1.2, multi_hot=(0,), table_dims=(4, 4, 8)))
 
 
 def both_ways(moved: EpochTraffic) -> int:
@@ -38,7 +38,7 @@ def both_ways(moved: EpochTraffic) -> int:
 @pytest.mark.parametrize("staging_bytes", [700, 20_000])
 @pytest.mark.parametrize("placement", [{"placement": "all-fast"}, *STATELESS, *STAGING], ids=str)
 def test_the_counts_are_those_of_the_run(
-    placement: dict[str, Any], staging_bytes: int, shards: Shards
+    placement: dict[str, Any], staging_bytes: int, shards: ShardSet
 ) -> None:
     fields: dict[str, Any] = {"embedding_optimizer": "adagrad", "staging_bytes": staging_bytes}
     trainer = trained(shards, **placement, **fields)
@@ -55,7 +55,7 @@ def test_by_default_no_transfer_is_late_and_few_rows_move_twice(tmp_path: Path) 
     """Slots and depth are chosen together; at two batches ahead in as many slots as there are hot rows nearly
     every transfer waited for the batch before its own."""
     few_hot = ShardSpec(num_rows=(2000, 3000), num_hot=(20, 30), num_mixed=2000, num_hot_only=0, skew=1.3)
-    shards = Shards.open(write_shards(tmp_path / "shards", few_hot))
+    shards = ShardSet.open(write_shards(tmp_path / "shards", few_hot))
     order = list(range(shards.num_training_batches))
     config = with_staging(TrainConfig(), shards)
     moved = simulate_epoch(shards, TrainConfig(), order)
@@ -77,7 +77,7 @@ def test_no_transfer_is_late_by_default_on_real_samples(real_data: Path, tmp_pat
         split = replace(recipe.split, hot_bytes=ByteSize(hot_bytes))
         data = tmp_path / str(hot_bytes)
         preprocess([real_data / "criteo_kaggle_uniform_110k.tsv.gz"], replace(recipe, split=split), data)
-        shards = Shards.open(data)
+        shards = ShardSet.open(data)
         order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped).tolist()
         config = with_staging(TrainConfig(), shards)
         moved = simulate_epoch(shards, TrainConfig(), order)
@@ -88,7 +88,7 @@ def test_no_transfer_is_late_by_default_on_real_samples(real_data: Path, tmp_pat
         assert both_ways(moved) <= 1.1 * both_ways(belady)
 
 
-def test_fae_decides_as_it_goes(shards: Shards) -> None:
+def test_fae_decides_as_it_goes(shards: ShardSet) -> None:
     with pytest.raises(ValueError, match="fae cannot be simulated"):
         simulate_epoch(shards, TrainConfig(placement="fae"), [0])
 

@@ -20,7 +20,7 @@ from hotset.pipeline.statistics.frequencies import SERIES, frequency_statistics
 from hotset.stats.replication import Network
 from hotset.stats.step_times import Machine
 from hotset.train.advice import AdviceConfig, MachineSpeeds, advise
-from hotset.train.data.shards import Shards
+from hotset.train.data.shards import ShardSet
 from hotset.train.torchrec.sharding import count_uses
 from hotset.workflows.cli import main
 from hotset.workflows.commands.stats import show_advice, show_rows, show_statistics
@@ -500,7 +500,7 @@ def test_splits_are_compared_without_training(
     found = json.loads(capsys.readouterr().out)
     assert found["network"]["exchange_seconds"] == 5e-4
     network = Network(exchange_seconds=5e-4)
-    shards = Shards.open(data)
+    shards = ShardSet.open(data)
     uses = count_uses(shards, [4])
     wanted = replication_of(shards.manifest, uses, device_bytes=64 << 20, network=network)
     assert found["devices"] == json.loads(json.dumps(wanted))
