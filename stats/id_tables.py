@@ -215,7 +215,7 @@ def find_ids(
         oov_id: id of a category that is not in the table.
         ids: (num_lookups,) out; may be strided.
     """
-    _find_ids(read_only(categories), read_only(is_valid), table, missing_id, oov_id, ids)
+    _find_ids(read_only(categories), read_only(is_valid), read_only(table), missing_id, oov_id, ids)
 
 
 @kernel

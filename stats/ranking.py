@@ -115,7 +115,15 @@ def place_categories(
     if ranked.missing_id != ranked.oov_id:
         next_row[np.flatnonzero(next_row == ranked.missing_id)] += 1
     run_of_small = np.searchsorted(-ranked.counts, -np.arange(_SMALL_COUNTS))
-    _place_categories(categories, counts, min_count, ranked.counts, run_of_small, next_row, rows)
+    _place_categories(
+        read_only(categories),
+        read_only(counts),
+        min_count,
+        ranked.counts,
+        run_of_small,
+        next_row,
+        rows,
+    )
 
 
 @kernel

@@ -22,6 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...stats.id_tables import build_id_table, find_ids
+from ...stats.kernel import read_only
 from ...stats.ranking import (
     RankedRuns,
     bytes_of_prefix_serving,
@@ -317,6 +318,6 @@ def _count_part(
         # A sample is hot from the budget that makes the last of its rows hot: the highest of their levels.
         level_B = np.zeros(stop, np.uint8)
         for table, level_T in zip(tables, levels, strict=True):
-            raise_levels(table.ids, table.offsets, level_T, level_B, counts_2L[1])
+            raise_levels(read_only(table.ids), table.offsets, level_T, level_B, counts_2L[1])
         counts_2L[0] = np.bincount(level_B, minlength=num_budgets + 1)
     return found

@@ -33,6 +33,7 @@ from ...stats.drift import (
     marks_dtype,
     mean_by_age,
 )
+from ...stats.kernel import read_only
 from ..errors import ConfigError
 from ..folders.disk import is_discarded
 from ..folders.manifest import FileEntry, Manifest
@@ -479,7 +480,8 @@ class _Drift:
         # The first half counts hot lookups by set, the second lookups of rows that its part looked up.
         lookups_M = np.zeros(2 * num_sets, np.int64)
         for first, table in zip(self.first_row_T, lookups, strict=False):
-            judge_lookups(table.ids, table.offsets, self.marks_R[first:], everywhere_B, lookups_M)
+            ids = read_only(table.ids)
+            judge_lookups(ids, table.offsets, self.marks_R[first:], everywhere_B, lookups_M)
             found.lookups[:] += table.ids.shape[0]
         count_bits(everywhere_B, found.hot_samples[:, 0])
         found.hot_lookups[:, 0] = lookups_M[:num_sets]

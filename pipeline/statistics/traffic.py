@@ -36,6 +36,7 @@ from ...stats.exchange import (
     ranks_of_samples,
     striped_owners,
 )
+from ...stats.kernel import read_only
 from ...stats.lookahead.planner import (
     POLICIES,
     CachePolicy,
@@ -146,7 +147,7 @@ def draw_part(
     """Return keys, rows and lookups of a file's samples up to ``largest``."""
     keys = np.empty(stop, np.uint64)
     kinds = np.empty(stop, np.uint8)
-    keys_and_kinds(seed, first, first + stop, np.zeros(stop, np.uint8), False, keys, kinds)
+    keys_and_kinds(seed, first, first + stop, read_only(np.zeros(stop, np.uint8)), False, keys, kinds)
     chosen = np.flatnonzero(keys <= largest)
     keys = keys[chosen]
     tables = read_lookups(samples, entry, 0, stop)

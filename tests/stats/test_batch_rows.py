@@ -29,6 +29,7 @@ from hotset.stats.batch_rows import (
     transform_dense,
     transform_values,
 )
+from hotset.stats.kernel import read_only
 
 
 def naive_distinct(rows: list[int]) -> tuple[list[int], list[int]]:
@@ -195,17 +196,18 @@ def naive_transform(values: NDArray[np.float64], is_valid: NDArray[np.bool_], is
 def test_values_are_those_of_the_naive_transform(
     num_values: int, dtype: type, is_log: bool, rng: np.random.Generator
 ) -> None:
-    values: NDArray[Any] = (rng.standard_normal(num_values) * 1e6).astype(dtype)
+    values: NDArray[Any] = read_only((rng.standard_normal(num_values) * 1e6).astype(dtype))
     is_valid = rng.random(num_values) < 0.7
+    bitmap = read_only(np.packbits(is_valid, bitorder="little"))
     out = np.empty((num_values, 2), np.float32)
     every = np.arange(num_values, dtype=np.int32)
-    transform_values(values, np.packbits(is_valid, bitorder="little"), every, is_log, out[:, 1])
+    transform_values(values, bitmap, every, is_log, out[:, 1])
     assert out[:, 1].tolist() == naive_transform(values.astype(np.float64), is_valid, is_log)
-    transform_values(values, np.zeros(0, np.uint8), every, is_log, out[:, 0])
+    transform_values(values, read_only(np.zeros(0, np.uint8)), every, is_log, out[:, 0])
     assert out[:, 0].tolist() == naive_transform(values.astype(np.float64), np.ones(num_values, bool), is_log)
     # Some of them, in order, leave the rest of the output alone.
-    few = every[::3]
-    transform_values(values, np.packbits(is_valid, bitorder="little"), few, is_log, out[:, 0])
+    few = every[::3].copy()
+    transform_values(values, bitmap, few, is_log, out[:, 0])
     assert out[: few.size, 0].tolist() == out[::3, 1].tolist()
     assert out[few.size :, 0].tolist() == naive_transform(
         values[few.size :].astype(np.float64), np.ones(num_values - few.size, bool), is_log
@@ -218,11 +220,12 @@ def test_dense_values_agree_with_log1p_rounded_once(rng: np.random.Generator) ->
     ).astype(np.int32)
     is_present = rng.random(values.shape[0]) < 0.8
     wanted = np.log1p(np.maximum(values, 0).astype(np.float64)).astype(np.float32)
+    values = read_only(values)
     matrix = np.full((values.shape[0], 3), -1, np.float32)
     every = np.arange(values.shape[0], dtype=np.int32)
-    transform_dense(values, np.zeros(0, np.uint8), every, log1p_table(16), matrix[:, 1])
+    transform_dense(values, read_only(np.zeros(0, np.uint8)), every, log1p_table(16), matrix[:, 1])
     np.testing.assert_array_equal(matrix[:, 1], wanted)
-    bitmap = np.packbits(is_present, bitorder="little")
+    bitmap = read_only(np.packbits(is_present, bitorder="little"))
     transform_dense(values, bitmap, every, log1p_table(16), matrix[:, 2])
     np.testing.assert_array_equal(matrix[:, 2], np.where(is_present, wanted, 0))
     assert (matrix[:, 0] == -1).all()

@@ -28,6 +28,7 @@ from hotset.stats.drift import (
     mean_by_age,
 )
 from hotset.stats.id_tables import mix64_pair
+from hotset.stats.kernel import read_only
 
 Row = tuple[int, int]
 """Table and id."""
@@ -113,7 +114,7 @@ def test_every_part_agrees_with_sorted_rows(
         samples_P = np.zeros(num_parts, np.int64)
         for table, some in enumerate(is_list):
             ids, offsets = as_lookups(part, table, some)
-            judge_lookups(ids, offsets, marks_R[first_row_T[table] :], everywhere_B, lookups_M)
+            judge_lookups(read_only(ids), offsets, marks_R[first_row_T[table] :], everywhere_B, lookups_M)
         count_bits(everywhere_B, samples_P)
         lookups = [row for sample in part for row in rows_of(sample)]
         assert lookups_M.tolist() == [sum(row in rows for row in lookups) for rows in [*hot, *counts]]

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from hotset.stats.kernel import read_only
 from hotset.stats.ranking import (
     _QUANTILE,
     CHUNK_ROWS,
@@ -142,7 +143,8 @@ def test_budgets_in_one_pass_agree_with_a_pass_each(
     level_B = np.zeros(num_samples, np.uint8)
     lookups_L = np.full(num_budgets + 1, 100, np.int64)
     for table in range(5):
-        raise_levels(ids[:, table], ONE_EACH, levels_of_prefixes(num_hot[:, table], 80), level_B, lookups_L)
+        level_T = levels_of_prefixes(num_hot[:, table], 80)
+        raise_levels(read_only(ids[:, table]), ONE_EACH, level_T, level_B, lookups_L)
     is_hot = ids[None] < num_hot[:, None]
     np.testing.assert_array_equal(np.cumsum(lookups_L - 100)[:-1], is_hot.sum(axis=(1, 2)))
     hot_samples = np.cumsum(np.bincount(level_B, minlength=num_budgets + 1))[:-1]
@@ -157,7 +159,7 @@ def test_lists_and_rows_that_are_no_prefix(rng: np.random.Generator) -> None:
     level_T = rng.integers(0, 4, 20).astype(np.uint8)
     level_B = np.zeros(50, np.uint8)
     lookups_L = np.zeros(4, np.int64)
-    raise_levels(ids, offsets, level_T, level_B, lookups_L)
+    raise_levels(read_only(ids), offsets, level_T, level_B, lookups_L)
     bags = [ids[first:stop] for first, stop in pairwise(offsets)]
     assert level_B.tolist() == [max((int(level_T[row]) for row in bag), default=0) for bag in bags]
     assert lookups_L.tolist() == np.bincount(level_T[ids], minlength=4).tolist()
@@ -271,7 +273,7 @@ def test_tags_agree_with_a_comparison(num_samples: int, num_features: int, rng: 
     ids = skewed_ids(num_samples, num_features, rng)
     num_hot = rng.integers(0, 400, num_features)
     is_hot = np.full(num_samples, 9, np.uint8)
-    total = tag_hot_samples(ids, num_hot, is_hot)
+    total = tag_hot_samples(read_only(ids), num_hot, is_hot)
     wanted = (ids < num_hot).all(axis=1)
     np.testing.assert_array_equal(is_hot, wanted)
     assert total == wanted.sum()
@@ -287,7 +289,7 @@ def test_largest_ids_count_negative_ones_as_larger_than_any_table(
         max([int(before), *(int(row) % 2**32 for row in column)])
         for before, column in zip(largest, ids.T, strict=True)
     ]
-    largest_ids(ids, largest)
+    largest_ids(read_only(ids), largest)
     assert largest.tolist() == wanted
 
 

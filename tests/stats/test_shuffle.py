@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.id_tables import mix64_pair
+from hotset.stats.kernel import read_only
 from hotset.stats.shuffle import (
     BIN_BITS,
     EVALUATION,
@@ -141,7 +142,7 @@ def test_keys_and_kinds_agree_with_the_rule(
 ) -> None:
     seed = 11
     num_train = 17
-    is_hot = rng.integers(0, 2, num_samples).astype(np.uint8)
+    is_hot = read_only(rng.integers(0, 2, num_samples).astype(np.uint8))
     keys = np.empty(num_samples, np.uint64)
     kinds = np.empty(num_samples, np.uint8)
     keys_and_kinds(seed, first_sample, num_train, is_hot, is_grouped, keys, kinds)
@@ -160,7 +161,7 @@ def test_seeds_give_orders_that_have_nothing_in_common() -> None:
     for seed in (0, 1):
         keys = np.empty(num_samples, np.uint64)
         kinds = np.empty(num_samples, np.uint8)
-        keys_and_kinds(seed, 0, num_samples, np.zeros(num_samples, np.uint8), True, keys, kinds)
+        keys_and_kinds(seed, 0, num_samples, read_only(np.zeros(num_samples, np.uint8)), True, keys, kinds)
         assert np.unique(keys).shape[0] == num_samples
         orders.append(np.argsort(keys))
     # The correlation of two random orders is normal with deviation 1 / sqrt(n - 1).
@@ -251,7 +252,7 @@ def test_rows_are_scattered_in_order_to_the_files_in_the_buffer(
     scattered_rows = np.full((counts[0] + counts[2], 4), 7, np.int32)
     scattered_keys = np.zeros(counts[0] + counts[2], np.uint64)
     columns = np.ascontiguousarray(rows[:, :3].T)
-    ids = rows[:, 3:]
+    ids = read_only(np.ascontiguousarray(rows[:, 3:]))
     chosen = np.flatnonzero(files != 1).astype(np.int32)
     columns = np.ascontiguousarray(columns[:, chosen])
     largest = np.array([17], np.uint32)
