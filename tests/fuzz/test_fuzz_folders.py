@@ -6,7 +6,6 @@ Tests `crafted_files` and `folder_readers`, too.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -23,18 +22,10 @@ def crafter(tmp_path_factory: pytest.TempPathFactory) -> Crafter:
     return Crafter(tmp_path_factory.mktemp("crafted"), 0)
 
 
-def wrong_of(crafter: Crafter, numbers: range) -> Iterator[str]:
-    for number in numbers:
-        case = crafter.run(number)
-        for reader, outcome in case.outcomes.items():
-            if outcome not in IS_RIGHT:
-                yield f"{number}, {case.path}, {reader}: {outcome}"
-
-
-@pytest.mark.slow
 def test_crafted_folders_are_refused_by_name_or_harmless(crafter: Crafter) -> None:
     whole = {path: (crafter.root / path).read_bytes() for path in crafter.files}
-    assert list(wrong_of(crafter, range(16))) == []
+    cases = [crafter.run(number) for number in range(4)]
+    assert {outcome for case in cases for outcome in case.outcomes.values()} <= IS_RIGHT
     assert {path: (crafter.root / path).read_bytes() for path in crafter.files} == whole
 
 

@@ -17,7 +17,7 @@ from hotset.tests.fuzz.fuzz_logs import differences, fuzz_logs, read_with_polars
 from hotset.workflows.bench.harness import run_script
 
 
-@pytest.mark.parametrize("num_files", [40, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_files", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_proposed_schema_reads_what_was_written(num_files: int, tmp_path: Path) -> None:
     found = fuzz_logs(num_files, 0, tmp_path)
     assert found["differences"] == [] and found["outcomes"]["hotset csv equal"] > num_files // 2
