@@ -44,7 +44,7 @@ from ..rows.table_group import TableGroup
 from ..threads import WorkThreads
 from .exchange import GroupExchange, HeldRows, keys_of, plan_exchange, ranks_of_batch, ranks_of_lookups
 from .messages import EXACT, CodedExchange, GroupLayout, Kind, RowMessages, sum_over_ranks
-from .ranks import NotFiniteRowError, Ranks, raise_on_any_rank, sent_to_first
+from .ranks import NotFiniteRowError, Ranks, arrays_to_first, raise_on_any_rank
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,17 +118,13 @@ _SLICE_BYTES = 64 * MIB
 
 def _gather_part(own_ND: torch.Tensor, owners_N: NDArray[np.uint8], ranks: Ranks) -> torch.Tensor:
     """Return rows of all ranks in order at rank 0, none elsewhere."""
-    row_bytes = _FLOAT_BYTES * own_ND.shape[1]
-    counts = np.bincount(owners_N, minlength=ranks.num_ranks)
-    data = own_ND.contiguous().reshape(-1).view(torch.uint8)
-    received = sent_to_first(ranks, data, (row_bytes * counts).tolist())
+    found = arrays_to_first(ranks, [own_ND.numpy()])
     if ranks.rank:
         return own_ND[:0]
     # Rows of a rank arrive in ascending order, so its places in the whole are those that it owns.
     whole_ND = torch.empty(owners_N.size, own_ND.shape[1], dtype=torch.float32, device="cpu")
-    for other, part in enumerate(received):
-        rows_ND = part.view(torch.float32).view(-1, own_ND.shape[1]) if other else own_ND
-        whole_ND[torch.from_numpy(np.flatnonzero(owners_N == other))] = rows_ND
+    for other, (rows_ND,) in enumerate(found):
+        whole_ND[torch.from_numpy(np.flatnonzero(owners_N == other))] = torch.from_numpy(rows_ND)
     return whole_ND
 
 

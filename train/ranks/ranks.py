@@ -185,24 +185,16 @@ def raise_on_any_rank(ranks: Ranks) -> Iterator[None]:
     raise SaidElsewhereError(f"rank {first} cannot go on") from error
 
 
-def sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) -> list[torch.Tensor]:
-    """Return at rank 0 the bytes of each other rank; nothing elsewhere."""
-    # All messages go to rank 0, whose own part needs none.
-    if ranks.rank == 0:
-        data = torch.empty(0, dtype=torch.uint8, device="cpu")
-    out = (data.numel(), *[0] * (ranks.num_ranks - 1))
-    into = (0, *num_bytes[1:]) if ranks.rank == 0 else (0,) * ranks.num_ranks
-    received = Message.unset(into)
-    ranks.exchange(Message(data, out), received)()
-    return [] if ranks.rank else list(received.parts())
-
-
 def arrays_to_first(ranks: Ranks, arrays: Sequence[NDArray[Any]]) -> list[list[NDArray[Any]]]:
     """Return the arrays of every rank at rank 0, nothing elsewhere; every rank calls this."""
-    own = packed(arrays if ranks.rank else ())
+    is_first = ranks.rank == 0
+    # All messages go to rank 0, whose own part needs none.
+    own = np.empty(0, np.uint8) if is_first else packed(arrays)
     sizes = gather_numbers(ranks, own.size)
-    received = sent_to_first(ranks, torch.from_numpy(own), sizes)
-    return [[*arrays], *(unpacked(each.numpy()) for each in received[1:])] if ranks.rank == 0 else []
+    received = Message.unset(sizes if is_first else [0] * ranks.num_ranks)
+    sent = Message(torch.from_numpy(own), (own.size, *[0] * (ranks.num_ranks - 1)))
+    ranks.exchange(sent, received)()
+    return [[*arrays], *(unpacked(each.numpy()) for each in received.parts()[1:])] if is_first else []
 
 
 def first_says(ranks: Ranks, own: bool) -> bool:

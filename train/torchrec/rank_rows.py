@@ -30,7 +30,7 @@ from ...pipeline.errors import MIB
 from ..checkpoints.files import joined
 from ..data.batch import Batch, EmbeddingTable, LookupsOfBatch
 from ..ranked_run import RankCheckpoints
-from ..ranks.ranks import TorchRanks, raise_on_any_rank, sent_to_first
+from ..ranks.ranks import TorchRanks, arrays_to_first, raise_on_any_rank
 from ..rows.backends import RowOptimizer
 from ..rows.embeddings import Embeddings, RowsPart, RowsSource
 from ..rows.step_plan import GroupStep, PlannedStep, StepPlan
@@ -257,30 +257,20 @@ class RankRows(Embeddings):
         self, table: int, parts: Sequence[HeldPart], first: int, stop: int, *, state: bool
     ) -> torch.Tensor:
         """Return some rows of a table at rank 0, none elsewhere."""
-        rank = self._ranks.rank
         dim = self._rows.tables[table].embedding_dim
         width = self.state_width(table) if state else dim
         # Each rank sends those of its parts one after the other, in the order in which all ranks know them.
-        own = [part.rows(first, stop, state=state).reshape(-1).cpu() for part in parts if part.rank == rank]
-        data = torch.cat([torch.empty(0, dtype=torch.float32, device="cpu"), *own])
-        columns = [part.columns(width, dim) for part in parts]
-        counts = [
-            part.num_rows_in(first, stop) * np.arange(width)[each].size
-            for part, each in zip(parts, columns, strict=True)
+        own = [
+            part.rows(first, stop, state=state).cpu().numpy()
+            for part in parts
+            if part.rank == self._ranks.rank
         ]
-        num_bytes = [0] * self._ranks.num_ranks
-        for part, count in zip(parts, counts, strict=True):
-            num_bytes[part.rank] += 4 * count
-        received = sent_to_first(self._ranks, data.view(torch.uint8), num_bytes)
-        whole_ND = torch.empty(stop - first if rank == 0 else 0, width, dtype=torch.float32, device="cpu")
-        if rank:
-            return whole_ND
-        left = [data, *(each.clone().view(torch.float32) for each in received[1:])]
-        for part, each, count in zip(parts, columns, counts, strict=True):
-            taken, left[part.rank] = left[part.rank][:count], left[part.rank][count:]
+        left = [iter(arrays) for arrays in arrays_to_first(self._ranks, own)]
+        whole_ND = torch.empty(stop - first if left else 0, width, dtype=torch.float32, device="cpu")
+        for part in parts if left else ():
             start = max(part.first_id - first, 0)
-            num_rows = part.num_rows_in(first, stop)
-            whole_ND[start : start + num_rows, each] = taken.view(num_rows, -1) if count else 0.0
+            rows = slice(start, start + part.num_rows_in(first, stop))
+            whole_ND[rows, part.columns(width, dim)] = torch.from_numpy(next(left[part.rank]))
         return whole_ND
 
     def rows_by_table(self) -> list[dict[Way, int]]:
