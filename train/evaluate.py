@@ -34,7 +34,7 @@ from .model.dense_step import DenseStep, build_dense_step
 from .model.dlrm import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
 from .placements.placements import AllFast, Hybrid
-from .ranks.ranks import OneRank, Ranks, wait_for_all
+from .ranks.ranks import OneRank, Ranks, gather_arrays, wait_for_all
 from .rows.backends import RowOptimizer
 from .rows.embeddings import Embeddings
 from .run_folder.weights import (
@@ -146,16 +146,8 @@ class Predictor:
         columns = (logit_B, label_BL, batch.is_hot_B.astype(np.bool_), self._shards.has_oov(batch))
         own: dict[str, NDArray[Any]] = dict(zip(_SCORED, columns, strict=True))
         own |= {name: batch.of_samples[name] for name in _OF_SAMPLES if name in batch.of_samples}
-        if self._ranks.num_ranks == 1:
-            yield own
-            return
-        # One message of equal length from each: only the last batch may be short, and ``score`` cuts it.
-        row = np.dtype([(name, values.dtype, values.shape[1:]) for name, values in own.items()])
-        rows_B = np.zeros(self._shards.batch_size, row)
-        for name, values in own.items():
-            rows_B[name][: batch.num_samples] = values
-        for sent in self._ranks.gather(torch.from_numpy(rows_B.view(np.uint8))):
-            yield {name: np.ascontiguousarray(sent.numpy().view(row)[name]) for name in own}
+        for arrays in gather_arrays(self._ranks, [*own.values()]):
+            yield dict(zip(own, arrays, strict=True))
 
     def score_run(self, *, progress: Callable[[int, int], None] | None = None) -> RunQuality:
         """Score both parts; raises what `score` raises."""
