@@ -23,19 +23,20 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, preprocess, remove_from
 from hotset.pipeline.raw import part as raw_module
 from hotset.pipeline.raw.raw_file import RawFile
-from hotset.pipeline.runtime.tasks import Resources, use_engine
-from hotset.pipeline.schema.schema_file import SCHEMAS
+from hotset.pipeline.runtime.limits import Node
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.verify import verify
-from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples, few_features, text_of, tree_of
+from hotset.tests.support.logs.criteo_text import Sample, draw_samples, few_features, text_of, tree_of
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv, write_parquet
 from hotset.tests.support.naive.naive_stages import naive_log, naive_table, rows_of
 from hotset.tests.support.preprocess_runs import CONFIG_OF_FEW as CONFIG
 from hotset.tests.support.preprocess_runs import copy_of
 from hotset.tests.support.processes.kills import Killed, killed
+from hotset.tests.support.processes.made_up_cluster import made_up_cluster
 from hotset.tests.support.resealed import reseal, reseal_later_folders
 from hotset.workflows.cli import main
 
@@ -328,28 +329,13 @@ def test_days_with_lists_and_texts_are_added(
     check_extended(raw, [2, 3], config, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # Ray's own: files and processes it leaves to the system
-def test_a_day_is_added_by_processes(
-    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("ray")
-    # Other processes know all features of the format.
-    monkeypatch.setitem(SCHEMAS, "criteo-kaggle", SCHEMA)
-    days = [tmp_path / f"day_{number}" for number in range(3)]
-    for day in days:
-        day.write_bytes(text_of(draw_samples(50, rng)))
-    folders = {tmp_path / f"dir{config.count.count_last}": config for config in (CONFIG, WINDOW)}
-    for out, config in folders.items():
-        preprocess(days[:2], config, out, Resources(workers=1))
-    with use_engine("ray"):  # once, because each worker takes a second to start
-        for out, config in folders.items():
-            preprocess(days, config, out, Resources(workers=2), extend=True, until="rank")
-    for out, config in folders.items():
-        scratch = out.with_name(f"{out.name} from scratch")
-        preprocess(days, config, out, Resources(workers=1))
-        preprocess(days, config, scratch, Resources(workers=1))
-        assert data_of(out) == data_of(scratch)
+@pytest.mark.parametrize("config", [CONFIG, pytest.param(WINDOW, marks=pytest.mark.slow)])
+def test_a_day_is_added_by_a_cluster(tmp_path: Path, days: list[Path], config: PreprocessConfig) -> None:
+    preprocess(days[:2], config, tmp_path / "dir", Resources(workers=1))
+    with made_up_cluster(Node(2, 1 << 36), Node(2, 1 << 36)) as engine:
+        preprocess(days[:3], config, tmp_path / "dir", extend=True)
+    preprocess(days[:3], config, tmp_path / "scratch", Resources(workers=1))
+    assert data_of(tmp_path / "dir") == data_of(tmp_path / "scratch") and engine.sent
 
 
 def test_a_day_that_does_not_add_up_is_found(tmp_path: Path, days: list[Path]) -> None:
