@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import numpy as np
 import torch
 
 from ..pipeline.errors import HotsetError, SaidElsewhereError, ShardError, first_line
@@ -28,7 +29,7 @@ from .config_parts import ExchangePrediction, seconds_of
 from .data.batch import UnfitBatchError
 from .loop import Trainer
 from .metrics import Kind, Quality, RunQuality, Scores
-from .ranks.ranks import first_says, gather_numbers
+from .ranks.ranks import first_says, gather_arrays, gather_numbers
 from .run_folder.files import RunFolder
 
 if TYPE_CHECKING:
@@ -462,11 +463,8 @@ def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
     if coded is None:
         return None
     counts = coded.counts
-    # Whole numbers and seconds cross apart, since a tensor has one type.
-    sent = ranks.gather(
-        torch.tensor([*counts.sent_bytes.values(), counts.num_saturated], dtype=torch.int64, device="cpu")
-    )
-    seconds = ranks.gather(torch.tensor([counts.seconds], dtype=torch.float64, device="cpu"))
+    own = [np.array([*counts.sent_bytes.values(), counts.num_saturated]), np.array([counts.seconds])]
+    sent, seconds = zip(*gather_arrays(ranks, own), strict=True)
     chosen = coded.chosen
     return ExchangeSummary(
         ranks=ranks.num_ranks,
@@ -474,7 +472,7 @@ def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
         has_equal_bits=chosen.is_exact,
         bytes_by_rank=[dict(zip(counts.sent_bytes, each.tolist()[:-1], strict=True)) for each in sent],
         num_saturated=sum(int(each[-1]) for each in sent),
-        seconds_per_step=max(float(each) for each in seconds) / max(counts.num_steps, 1),
+        seconds_per_step=float(max(seconds)[0]) / max(counts.num_steps, 1),
         prediction=coded.prediction,
     )
 

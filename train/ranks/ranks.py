@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -37,7 +36,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ...pipeline.errors import ConfigError, HotsetError, SaidElsewhereError
 from ..config_parts import is_launched
 
-_DIGEST_BYTES = 16
 _SIGN_SECONDS = 0.1
 """Between two signs that a rank is still at work; far less than any wait for one that is gone."""
 _SUCCEEDED, _HAS_ERROR, _LEFT_TO_OTHERS = range(3)
@@ -276,19 +274,11 @@ def check_equal_settings(ranks: Ranks, settings: Mapping[str, object]) -> None:
     Raises:
         RankError: one differs somewhere; every rank raises, and names it and the rank.
     """
-    names = sorted(settings)
-    # Only equal lists can be compared setting by setting.
-    _check_equal(ranks, ["\n".join(names)], ["the names of settings"])
-    _check_equal(ranks, [repr(settings[name]) for name in names], names)
-
-
-def _check_equal(ranks: Ranks, texts: Sequence[str], names: Sequence[str]) -> None:
-    own = b"".join(blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest() for text in texts)
-    # Every rank gets all digests and decides alike, so that none waits for one that has raised.
-    found = ranks.gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
-    for number, name in enumerate(names):
-        part = slice(number * _DIGEST_BYTES, (number + 1) * _DIGEST_BYTES)
-        others = [str(rank) for rank, each in enumerate(found) if not torch.equal(each[part], found[0][part])]
+    own = json.dumps({name: repr(value) for name, value in sorted(settings.items())})
+    # Every rank gets all texts and decides alike, so that none waits for one that has raised.
+    found = [json.loads(each) for each in gather_texts(ranks, own)]
+    for name in dict.fromkeys(name for each in found for name in each):
+        others = [str(rank) for rank, each in enumerate(found) if each.get(name) != found[0].get(name)]
         if others:
             differ = f"rank {others[0]} differs" if len(others) == 1 else f"ranks {', '.join(others)} differ"
             raise RankError(

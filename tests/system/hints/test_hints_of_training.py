@@ -621,7 +621,7 @@ def test_ranks_take_equally_many_shares() -> None:
     MicroBatches(100, int(hint.split()[1]), 0, 4)
 
 
-@follows("train/ranks/ranks.py::_check_equal")
+@follows("train/ranks/ranks.py::check_equal_settings")
 def test_all_ranks_get_the_same_options() -> None:
     plans = [b"a" * 16, b"b" * 16]
 
