@@ -1,8 +1,8 @@
 """Values of a column of a CSV block or Parquet batch.
 
-Each value has a state: good, missing or bad. Kernels parse text, typed arrays are used unchanged, and no type
-is guessed. A list-valued column is read as all its elements and the offsets of the rows; a missing list has
-one missing element.
+Each value has a state: good, missing or bad. Numbers in text are parsed, typed arrays are used unchanged, and
+no type is guessed. A list-valued column is read as all its elements and the offsets of the rows; a missing
+list has one missing element.
 
 Text categories become 64-bit numbers: xxh3 of the bytes, hashed once per distinct text of a block. Two of n
 texts share a number, and so a row, with a probability of about n**2 / 2**65: 3e-6 for ten million.
@@ -489,9 +489,6 @@ def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]
         with suppress(pa.ArrowInvalid):  # one is no integer, or too large
             return _read_numbers(values.cast(pa.int64()), kind)
         values = _decimals_as_text(values)
-    if kind == "text":
-        read = _read_texts(values)
-        return read.values, read.states
     if kind == "hex8":
         return parse_hex8(values)
     integers, states = parse_integers(values, *LIMITS[kind], kind in ("integer", "unsigned"), False)
@@ -520,12 +517,18 @@ def _read_truths(values: Any, found: NDArray[Any], states: NDArray[np.uint8]) ->
         found[rows], states[rows] = value, GOOD
 
 
-def _read_floats(array: Any) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+def _numbers_of(array: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the numbers of an array in their own type, and which of them are there."""
     is_there = ~array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
-    found = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
-    return np.where(is_there, found, 0), np.where(is_there, GOOD, MISSING).astype(np.uint8)
+    return array.fill_null(0).to_numpy(zero_copy_only=False), is_there
+
+
+def _read_floats(array: Any) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    found, is_there = _numbers_of(array)
+    states = np.where(is_there, GOOD, MISSING).astype(np.uint8)
+    return np.where(is_there, found.astype(np.float64), 0), states
 
 
 def _refuse_infinite(
@@ -541,10 +544,7 @@ def _refuse_infinite(
 
 def _read_numbers(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
     below, above = LIMITS.get(kind, (0, 0))  # text and hex8 get here from columns of nulls only
-    is_valid = ~array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
-    if pa.types.is_boolean(array.type):
-        array = array.cast(pa.uint8())
-    numbers = array.fill_null(0).to_numpy(zero_copy_only=False)
+    numbers, is_valid = _numbers_of(array)
     if numbers.dtype == np.float16:  # whose largest number is below the bound of exact ones
         numbers = numbers.astype(np.float32)
 

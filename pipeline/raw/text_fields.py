@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -148,6 +147,7 @@ def parse_decimals(texts: Any) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
 
 
 _MINUS: Final = 45
+_POINT: Final = 46
 _ZERO: Final = 48
 
 
@@ -166,47 +166,85 @@ def parse_integers(
     Returns:
         Values, negative ones as two's complement, 0 where there is none; and states: GOOD, MISSING or BAD.
     """
-    text, ends = bytes_of(texts)
-    firsts = ends[:-1][np.diff(ends) > 1]
-    try:
-        if (text[firsts + (text[firsts] == _MINUS)] == _ZERO).any():
-            raise pa.ArrowInvalid("may be 007, or 0x7, which Arrow reads")
-        numbers = _strings_of(texts).cast(pa.int64())
-        found = numbers.fill_null(0).to_numpy()
-        fits = (
-            (found >= -most_below) & (found <= most_above) & numbers.is_valid().to_numpy(zero_copy_only=False)
-        )
-    except pa.ArrowInvalid:
-        found, fits = _odd_integers(texts, most_below, most_above, are_codes, rounds_down)
-    return np.where(fits, found, 0).astype(np.int64).view(np.uint64), _states_of(texts, fits)
+    limits = np.uint64(most_below), np.uint64(most_above)
+    return _parse_integers(*bytes_of(texts), *limits, are_codes, rounds_down)
 
 
-def _odd_integers(
-    texts: Any, most_below: int, most_above: int, are_codes: bool, rounds_down: bool
-) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return integers of any form, and which of them are some that fit, as `parse_integers` reads them."""
-    digits = "(0|[1-9][0-9]{0,19})" if are_codes else "0*([0-9]{1,20})"
-    form = f"^(-?){digits}(?:\\.{'[0-9]' if rounds_down else '0'}*)?$"
-    is_number = pc.match_substring_regex(texts, form)
-    whole = pc.replace_substring_regex(pc.if_else(is_number, texts, b"0"), form, r"\1\2")
-    numbers = _strings_of(whole).cast(pa.decimal128(38, 0))
-    low, high = (pa.scalar(Decimal(end), numbers.type) for end in (-most_below, most_above))
-    is_within = pc.and_(pc.greater_equal(numbers, low), pc.less_equal(numbers, high))
-    fits = pc.and_(is_number, is_within)
-    kind = pa.int64() if most_above < 2**63 else pa.uint64()
-    found = pc.if_else(fits, numbers, pa.scalar(Decimal(0), numbers.type)).cast(kind).to_numpy()
-    if rounds_down:
-        found = found - pc.match_substring_regex(texts, r"^-.*\..*[1-9]").to_numpy(zero_copy_only=False)
-    return found.view(np.int64), fits.to_numpy(zero_copy_only=False)
+@kernel
+def _parse_integers(
+    text: NDArray[np.uint8],
+    ends: NDArray[np.int64],
+    most_below: np.uint64,
+    most_above: np.uint64,
+    are_codes: bool,
+    rounds_down: bool,
+) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """See `parse_integers`; the fields are as `bytes_of` has them."""
+    values = np.zeros(ends.shape[0] - 1, np.uint64)
+    states = np.full(values.shape[0], BAD, np.uint8)
+    # Limits as quotient and remainder by ten: ``value * 10 + digit`` exceeds one if (value, digit) does.
+    below = (most_below // np.uint64(10), most_below % np.uint64(10))
+    above = (most_above // np.uint64(10), most_above % np.uint64(10))
+    for i in range(values.shape[0]):
+        position = ends[i]
+        stop = ends[i + 1]
+        if position == stop:
+            states[i] = MISSING
+            continue
+        is_negative = text[position] == _MINUS
+        if is_negative:
+            position += 1
+        limit = below if is_negative else above
+        is_code = are_codes and position + 1 < stop and text[position] == _ZERO
+        if is_code and _ZERO <= text[position + 1] <= _ZERO + 9:
+            continue
+
+        # Digits, compared with the limit before each is added: a uint64 never overflows.
+        value = np.uint64(0)
+        first = position
+        while position < stop and _ZERO <= text[position] <= _ZERO + 9:
+            digit = np.uint64(text[position] - _ZERO)
+            if value > limit[0] or (value == limit[0] and digit > limit[1]):
+                break
+            value = value * np.uint64(10) + digit
+            position += 1
+        is_number = position > first
+
+        # "3." and "3.00" are the integer 3: some tools write integers as floats.
+        if is_number and position < stop and text[position] == _POINT:
+            position += 1
+            is_more = False
+            while position < stop and (
+                text[position] == _ZERO or (rounds_down and _ZERO <= text[position] <= _ZERO + 9)
+            ):
+                is_more |= text[position] != _ZERO
+                position += 1
+            if is_more and is_negative:
+                value += np.uint64(1)
+        if is_number and position == stop:
+            values[i] = ~value + np.uint64(1) if is_negative else value
+            states[i] = GOOD
+    return values, states
 
 
 def parse_hex8(texts: Any) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
     """Read fields of eight hex digits, either case, as numbers; returns as `parse_integers`."""
-    is_number = pc.match_substring_regex(texts, "^[0-9a-fA-F]{8}$").to_numpy(zero_copy_only=False)
-    text, ends = bytes_of(texts.filter(pa.array(is_number)))
     found = np.zeros(len(texts), np.uint64)
-    found[is_number] = np.frombuffer(bytes.fromhex(text[: ends[-1]].tobytes().decode()), ">u4")
+    is_number = np.asarray(lengths_of(texts) == 8)
+    try:
+        found[is_number] = _hex8_of(texts, is_number)
+    except ValueError:  # one is no number
+        is_number = pc.match_substring_regex(texts, "^[0-9a-fA-F]{8}$").to_numpy(zero_copy_only=False)
+        found[is_number] = _hex8_of(texts, is_number)
     return found, _states_of(texts, is_number)
+
+
+def _hex8_of(texts: Any, chosen: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """Return the numbers of some texts; raises ValueError where one is no number."""
+    text, ends = bytes_of(texts.filter(pa.array(chosen)))
+    digits = text[: ends[-1]].tobytes().decode("latin-1")
+    # Blanks are passed by, which leaves too few numbers.
+    return np.frombuffer(bytes.fromhex(digits), ">u4").reshape(np.count_nonzero(chosen))
 
 
 _OPENING: Final = (91, 123, 40)

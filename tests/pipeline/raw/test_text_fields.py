@@ -28,6 +28,7 @@ from hotset.pipeline.raw.text_fields import (
     TextLists,
     arrays_of,
     elements_of,
+    parse_hex8,
     parse_integers,
 )
 from hotset.tests.fuzz.fuzz_text import GuardedText, check_fields
@@ -87,6 +88,14 @@ def test_columns_are_the_fields_between_their_ends(
         found.validate(full=True)
         ends = zip(own_starts, own_stops, strict=True)
         assert found.to_pylist() == [text[start:stop].tobytes() for start, stop in ends]
+
+
+@pytest.mark.parametrize("odd", ["        ", "12 45678", "1234567g", "é234567", "123456789", ""])
+def test_other_texts_between_hex_digits_are_bad(odd: str) -> None:
+    values, states = parse_hex8(texts_of(["deadBEEF", odd, "00000001", "", odd])[1:4])
+    assert values.tolist() == [0, 1, 0] and states.tolist() == [BAD if odd else MISSING, GOOD, MISSING]
+    values, states = parse_hex8(texts_of([odd, odd, "deadBEEF"]))
+    assert values.tolist() == [0, 0, 0xDEADBEEF] and states.tolist()[2] == GOOD
 
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
