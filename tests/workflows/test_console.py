@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,7 @@ def test_a_bar_shows_share_rate_and_time_left(columns: int) -> None:
     assert bar.endswith((" left", " passed")) and len(bar) <= columns
 
 
+@pytest.mark.usefixtures("data")  # after which its kernels are compiled
 def test_each_stage_of_a_run_ends_as_one_line(log: Path, tmp_path: Path) -> None:
     out = "a-folder-whose-name/takes-most-of-a-line"
     (tmp_path / out).parent.mkdir()
@@ -69,6 +71,23 @@ def test_each_stage_of_a_run_ends_as_one_line(log: Path, tmp_path: Path) -> None
     assert tuple(line.split()[0] for line in lines[:6]) == stages and lines[6].startswith(f"{out}: ")
     assert all(line.endswith(" samples/s") for line in lines[:6])
     assert lines_with_bars(screen.lines) == []
+
+
+@pytest.mark.slow
+def test_training_shows_rate_loss_auc_and_time_left(data: Path, tmp_path: Path) -> None:
+    whole = re.compile(r"train .*\d+% .*loss \d\.\d{4}, AUC \d\.\d{4} .*\d k?( samples)?/s +\d:\d\d left")
+    bars: list[str] = []
+
+    def look(lines: list[str]) -> bool:
+        bars.extend(line for line in lines if whole.match(line))
+        return False
+
+    arguments = ["-m", "hotset.workflows.cli", "train", str(data), "--out", "r", "--epochs", "40"]
+    status, screen = run_in_terminal([*arguments, "--evaluate-every", "200"], 60, cwd=tmp_path, until=look)
+    assert status == 0 and bars and screen.has_color
+    # What stays is the table of scores.
+    assert lines_with_bars(screen.lines) == []
+    assert any("samples/s" in line for line in screen.lines) and any("AUC" in line for line in screen.lines)
 
 
 def test_threads_that_begin_a_stage_together_share_one_bar() -> None:
