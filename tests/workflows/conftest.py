@@ -23,5 +23,5 @@ def data(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The log preprocessed to shards, for reading only."""
     out = tmp_path_factory.mktemp("data") / "dir"
     arguments = ["preprocess", str(log), "--out", str(out), "--hot-bytes", "64KiB", "--batch-size", "128"]
-    assert main(arguments) == 0
+    assert main([*arguments, "--embedding-dim", "4"]) == 0
     return out

