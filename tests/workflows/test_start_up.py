@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ PROCESSES = ("ray",)
 DRAWING = ("rich.progress", "altair", "vl_convert")
 
 
-def unneeded_imports(unneeded: tuple[str, ...], *commands: tuple[str, ...], status: int = 0) -> str:
+def unneeded_imports(*groups: tuple[tuple[str, ...], Sequence[tuple[str, ...]]], status: int = 0) -> str:
     """Run commands one after another in a fresh process, and return which imported what they do not need.
 
+    ``groups``: modules that are not needed, and commands; what later commands import, earlier ones may not.
     ``status``: the exit status that all of them have.
     """
     program = f"""
@@ -30,15 +32,15 @@ class NoPandas:  # which Arrow imports with its first array where it is installe
 sys.meta_path.insert(0, NoPandas())
 from hotset.workflows.cli import main
 found = []
-for command in {commands!r}:
-    before = set(sys.modules)
-    with contextlib.redirect_stdout(io.StringIO()):
-        try:
-            status = main(command)
-        except SystemExit as ended:
-            status = ended.code
-    assert status == {status}, command
-    found += [f"{{command[0]}} {{name}}" for name in {unneeded!r} if name in sys.modules]
+for unneeded, commands in {groups!r}:
+    for command in commands:
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                status = main(command)
+            except SystemExit as ended:
+                status = ended.code
+        assert status == {status}, command
+        found += [f"{{command[0]}} {{name}}" for name in unneeded if name in sys.modules]
 print(", ".join(found))
 """
     return subprocess.run(
@@ -46,18 +48,14 @@ print(", ".join(found))
     ).stdout.strip()
 
 
-def test_help_and_version_import_no_library_of_numbers() -> None:
-    unneeded = (*TRAINING, *TABLES, *PROCESSES, *DRAWING, "numpy", "numba", "pyarrow", "argparse")
-    assert unneeded_imports(unneeded, ("--help",), ("--version",)) == ""
-
-
-def test_help_of_training_comes_without_torch_and_kernels() -> None:
-    unneeded = (*TRAINING, *TABLES, *PROCESSES, *DRAWING, "numba", "pyarrow")
-    assert unneeded_imports(unneeded, ("train", "--help"), ("evaluate", "--help-all")) == ""
-
-
-def test_completion_and_recipe_come_without_torch() -> None:
-    assert unneeded_imports((*TRAINING, *PROCESSES), ("completion", "bash"), ("recipe",)) == ""
+def test_what_needs_no_log_imports_no_library_for_it() -> None:
+    everything = (*TRAINING, *TABLES, *PROCESSES, *DRAWING, "numba", "pyarrow")
+    found = unneeded_imports(
+        ((*everything, "numpy", "argparse"), [("--help",), ("--version",)]),
+        (everything, [("train", "--help"), ("evaluate", "--help-all")]),
+        ((*TRAINING, *PROCESSES), [("completion", "bash"), ("recipe",)]),
+    )
+    assert found == ""
 
 
 def test_commands_on_a_log_import_neither_torch_nor_what_reads_other_logs(tmp_path: Path) -> None:
@@ -70,7 +68,7 @@ def test_commands_on_a_log_import_neither_torch_nor_what_reads_other_logs(tmp_pa
         ("verify", folder, "--no-rebuild"),
         ("advise", folder),
     )
-    assert unneeded_imports((*TRAINING, *TABLES, *PROCESSES, *DRAWING), *commands) == ""
+    assert unneeded_imports(((*TRAINING, *TABLES, *PROCESSES, *DRAWING), commands)) == ""
 
 
 def test_a_wrong_path_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
@@ -84,4 +82,4 @@ def test_a_wrong_path_is_refused_before_torch_is_imported(tmp_path: Path) -> Non
         ("export", no, "--out", out),
         ("predict", no, str(log), "--out", out),
     )
-    assert unneeded_imports((*TRAINING, *TABLES, *PROCESSES, "numba"), *commands, status=1) == ""
+    assert unneeded_imports(((*TRAINING, *TABLES, *PROCESSES, "numba"), commands), status=1) == ""
