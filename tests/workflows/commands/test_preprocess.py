@@ -91,7 +91,8 @@ def test_what_auto_stands_for_is_printed_once(
 def test_a_folder_goes_on_with_the_number_of_its_plan(log: Path, data: Path, tmp_path: Path) -> None:
     out = shutil.copytree(data, tmp_path / "out")
     shutil.rmtree(out / "shards")
-    assert main(["preprocess", str(log), "--out", str(out), "--batch-size", "128"]) == 0
+    sizes = ["--batch-size", "128", "--embedding-dim", "4"]
+    assert main(["preprocess", str(log), "--out", str(out), *sizes]) == 0
     assert (out / "shards/manifest.json").read_bytes() == (data / "shards/manifest.json").read_bytes()
 
 
@@ -275,24 +276,11 @@ def test_settings_that_preprocess_refuses_remove_nothing(log: Path, data: Path) 
         assert sorted(data.rglob("*")) == before
 
 
-def test_stages_one_by_one_give_what_preprocess_gives(log: Path, data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert main(["ingest", str(log), "--out", str(out)]) == 0
-    for stage in ("count", "rank", "encode"):
-        assert main([stage, str(out)]) == 0
-    assert main(["split", str(out), "--hot-bytes", "64KiB"]) == 0
-    assert main(["pack", str(out), "--batch-size", "128"]) == 0
-    files = sorted(path.relative_to(data) for path in data.rglob("*"))
-    assert files == sorted(path.relative_to(out) for path in out.rglob("*"))
-    assert all(
-        (data / file).read_bytes() == (out / file).read_bytes() for file in files if (data / file).is_file()
-    )
-
-
 def test_a_finished_run_is_reported_as_done(
     log: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["preprocess", str(log), "--out", str(data), "--hot-bytes", "64KiB", "--batch-size", "128"]
+    sizes = ["--hot-bytes", "64KiB", "--batch-size", "128", "--embedding-dim", "4"]
+    arguments = ["preprocess", str(log), "--out", str(data), *sizes]
     assert main(arguments) == 0
     said = capsys.readouterr()
     assert said.err.count(": already done") == 6
