@@ -14,7 +14,10 @@ import termios
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+import hotset
+
+_PACKAGES = Path(hotset.__file__).parents[1]
+"""The folder that hotset is imported from, as programs import it too."""
 _MOST_SECONDS = 60.0
 """Time without a change of the screen after which a program is killed."""
 _TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b.|[\s\S]")
@@ -93,7 +96,7 @@ def run_in_terminal(
     master, slave = _open_terminal(columns)
     unset = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    environment |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT.parent)}
+    environment |= {"TERM": "xterm-256color", "PYTHONPATH": str(_PACKAGES)}
     if not color:
         environment["NO_COLOR"] = "1"
     process = subprocess.Popen(
