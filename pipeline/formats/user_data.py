@@ -54,6 +54,7 @@ class ArrowFrame(Protocol):
 
 Frame: TypeAlias = ArrowFrame | Mapping[str, Any]
 """A frame, or a dictionary of columns."""
+_ONLY_FEATURES = "leave out columns that are no features, or cast them to numbers, texts or times"
 
 
 def table_of(frame: Any) -> Any:
@@ -77,7 +78,9 @@ def table_of(frame: Any) -> Any:
     except (ConfigError, InputError):
         raise
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InputError(f"the frame cannot be read as an Arrow table: {first_line(error)}") from error
+        raise InputError(
+            f"the frame cannot be read as an Arrow table: {first_line(error)}", hint=_ONLY_FEATURES
+        ) from error
 
 
 def _refuse_objects(frame: Any) -> None:
@@ -140,8 +143,45 @@ def like_frame(frame: Any, columns: dict[str, Any]) -> Any:
 
 
 def write_frame(frame: Any, path: Path) -> None:
-    """Write a frame as a Parquet file; equal frames give equal bytes."""
-    pq.write_table(table_of(frame), path)
+    """Write a frame as a Parquet file; equal frames give equal bytes.
+
+    Raises:
+        ConfigError: it is no frame.
+        InputError: a column has values that Parquet has not.
+    """
+    table = table_of(frame)
+    for place, field in enumerate(table.schema):
+        if _is_for_arrow(field.type):
+            column = table.column(place)
+            chunks = column.chunks or [column.combine_chunks()]
+            table = table.set_column(place, field.name, pa.chunked_array([*map(_without_codes, chunks)]))
+    try:
+        pq.write_table(table, path)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"the frame cannot be written as Parquet: {first_line(error)}",
+            hint=_ONLY_FEATURES,
+        ) from error
+
+
+def _is_for_arrow(kind: Any) -> bool:
+    """Return whether Parquet lacks an Arrow type: categoricals of Polars, their lists, runs of values."""
+    if pa.types.is_large_list(kind):
+        return _is_for_arrow(kind.value_type)
+    is_text = pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type)
+    return bool(is_text or pa.types.is_run_end_encoded(kind))
+
+
+def _without_codes(array: Any) -> Any:
+    """Return the texts of categoricals, whose numbers depend on the process, and the values of runs."""
+    if pa.types.is_run_end_encoded(array.type):
+        return pc.run_end_decode(array)
+    if pa.types.is_dictionary(array.type):
+        return array.dictionary.cast(pa.large_string()).take(array.indices)
+    # Arrow makes no list with nulls of a slice of offsets, so both are copied.
+    offsets = pa.array(array.offsets.to_numpy())
+    is_null = pa.array(array.is_null().to_numpy(zero_copy_only=False))
+    return pa.LargeListArray.from_arrays(offsets, _without_codes(array.values), mask=is_null)
 
 
 def _is_of(library: str, name: str, frame: Any) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -62,6 +63,34 @@ def test_a_frame_becomes_a_table_and_a_file(frame: Any, tmp_path: Path) -> None:
         write_frame(frame, file)
     assert pq.read_table(files[0]).to_pydict() == COLUMNS
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize("kind", [pl.Categorical, pl.Enum(["a", "b", "c"])], ids=["categorical", "enum"])
+def test_categoricals_of_polars_are_written_as_their_texts(kind: Any, tmp_path: Path) -> None:
+    texts = pl.DataFrame(
+        {"site": ["a", None, "c", "b", "a"], "tags": [["c", None], [], None, ["a", "b"], ["b"]]},
+        schema={"site": pl.String, "tags": pl.List(pl.String)},
+    )
+    codes = texts.cast({"site": kind, "tags": pl.List(kind)})
+    for frame in (codes, codes.lazy(), codes[1:4], pl.concat([codes, codes[2:]], rechunk=False), codes[:0]):
+        write_frame(frame, tmp_path / "a.parquet")
+        wanted = frame.lazy().collect().cast(texts.schema)
+        assert pl.read_parquet(tmp_path / "a.parquet").equals(wanted)
+    # Codes of another order, as another process has them, give the same bytes.
+    written = []
+    for order in (["a", "b", "c"], ["c", "b", "a"]):
+        write_frame(texts.cast({"site": pl.Enum(order)}), tmp_path / "a.parquet")
+        written.append((tmp_path / "a.parquet").read_bytes())
+    assert written[0] == written[1]
+
+
+def test_columns_that_parquet_lacks_are_written_or_named(tmp_path: Path) -> None:
+    runs = pa.table({"user": pc.run_end_encode(pa.array([3, 3, 3, 1]))})
+    write_frame(runs, tmp_path / "a.parquet")
+    assert pq.read_table(tmp_path / "a.parquet").to_pydict() == {"user": [3, 3, 3, 1]}
+    stray = pa.table({"span": pa.array([None], pa.month_day_nano_interval())})
+    with pytest.raises(InputError, match=r"the frame cannot be written as Parquet: .*interval"):
+        write_frame(stray, tmp_path / "a.parquet")
 
 
 def test_what_comes_back_is_of_the_kind_that_was_given() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
@@ -425,7 +426,10 @@ def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     preprocess(batch_size=9)
 
 
-@follows("pipeline/formats/user_data.py::check_frame _refuse_objects workflows/library.py::_files_of")
+@follows(
+    "pipeline/formats/user_data.py::table_of check_frame write_frame _refuse_objects "
+    "workflows/library.py::_files_of"
+)
 def test_frames_are_given_as_hints_say(shell: Shell) -> None:
     frame = pl.DataFrame({"click": [0, 1] * 90, "age": [3, 4, 5] * 60, "country": ["a", "b"] * 90})
     hint = hint_of(lambda: hotset.preprocess(frame, "framed", schema="criteo-kaggle", workers=1))
@@ -440,6 +444,13 @@ def test_frames_are_given_as_hints_say(shell: Shell) -> None:
     assert hint == "make the column again with a type, such as polars.String"
     typed = objects.with_columns(pl.Series("country", objects["country"].to_list(), dtype=pl.String))
     hotset.preprocess(typed, "typed", schema="framed.toml", workers=1)
+    # A column that no schema names may have values of several types, or ones that only Arrow has.
+    mixed = frame.to_dict(as_series=False) | {"note": [1, "x"] * 90}
+    spans = frame.to_arrow().append_column("note", pa.nulls(180, pa.month_day_nano_interval()))
+    for columns in (mixed, spans):
+        hint = hint_of(partial(hotset.preprocess, columns, "fewer", schema="framed.toml", workers=1))
+        assert hint.startswith("leave out columns that are no features")
+    hotset.preprocess(spans.drop_columns("note"), "fewer", schema="framed.toml", workers=1)
     assert hint_of(lambda: hotset.predict("run", wrong)).startswith("give the path as text")
     assert hotset.predict("run", "log.tsv").height == 600
 
