@@ -391,6 +391,8 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._epoch = 0
         self._first = 0
         """Batches of the epoch, of all ranks, that are left out."""
+        self._later_first = 0
+        """The same of later iterations: a loaded state is in the middle of one only."""
         self._chosen = torch.zeros(3, dtype=torch.int64, device="cpu")
         """What `set_epoch` said last, in memory that workers share: number of its calls, epoch, batches that
         all ranks skip."""
@@ -436,7 +438,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
 
     def _follow(self, epoch: int, first: int) -> None:
         self._epoch = epoch
-        self._first = first
+        self._first = self._later_first = first
         self._position = 0
         self._start = 0
         self._num_chosen = int(self._chosen[0])
@@ -463,6 +465,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             self._position = position
             yield self._as_dictionary(shards, batch)
         self._position = 0
+        self._first = self._later_first
 
     @staticmethod
     def _read(read: Callable[[int], Batch], numbers: Sequence[int], steps: RankSteps, step: int) -> Batch:
@@ -530,6 +533,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         if found[0].get("workers", 0) not in (0, len(found)):
             raise ConfigError(f"the state is of {len(found)} of {found[0]['workers']} workers, want all")
         self._choose(_count(found[0], "epoch"), first + num_steps * _count(found[0], "world_size"))
+        self._later_first = first
 
     def _shards(self) -> ShardSet:
         """Return the shards as opened by this process, which shares no files."""

@@ -257,6 +257,8 @@ def test_a_state_goes_on_with_the_next_batch(folder: Path) -> None:
     whole = ShardDataset(folder, seed=5)
     whole.set_epoch(1)
     assert as_lists(whole)[2:] == seen + rest
+    # Without another choice, the next iteration is that of a dataset that went on.
+    assert as_lists(other) == as_lists(dataset) == seen + rest
     # The epoch behind it is whole again.
     other.set_epoch(2)
     assert len(as_lists(other)) == 16
