@@ -212,7 +212,8 @@ class Embeddings(nn.Module):
         in a notebook, and so does `load_state_dict`.
 
         Args:
-            batches: as `forward` takes them: a `hotset.ShardDataset`, a loader of it, or any others.
+            batches: as `forward` takes them: a `hotset.ShardDataset`, a loader of it, or any others. They
+                wait, so each has memory of its own.
             batches_per_step: batches whose gradients one `step` adds up, after the last of them.
 
         Raises:
