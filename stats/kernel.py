@@ -73,7 +73,7 @@ def is_compiled(function: Callable[..., Any]) -> bool:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    """Compile lazily and as little as possible: planners alone take 12 s of CPU this way, else 23 s.
+    """Compile lazily and as little as possible: planners alone take 11 s of CPU this way, else 23 s.
 
     What kernels call is compiled without the code that takes Python's arguments apart, which for named tuples
     of arrays is as long as the kernel itself. A kernel that both call is compiled in both forms.

@@ -93,7 +93,7 @@ _WORK = {
     "training steps": _Work(
         _train, 15, ("train.model.kernels.add_bias_relu", "stats.metrics.count_weighted")
     ),
-    "row transfers": _Work(_plan, 12, ("stats.lookahead.kernel.plan_steps",)),
+    "row transfers": _Work(_plan, 11, ("stats.lookahead.kernel.plan_steps",)),
     "preprocessing": _Work(
         _preprocess, 10, ("pipeline.raw.criteo_kernel.parse_lines", "stats.shuffle.gather_rows")
     ),

@@ -385,6 +385,12 @@ def test_a_limited_view_takes_all_rows_beyond_it_for_equally_far() -> None:
     assert fetched(trace_of("window", batches, 3, window=3))[3:] == [[3], [], [], []]
 
 
+def test_of_rows_that_are_used_next_in_the_same_step_the_one_used_longest_ago_goes() -> None:
+    # That step is known only when six of them have had their last use, and names the latest one first.
+    batches = [*([row] for row in range(7)), [7, 8, 9], [6, 5, 4, 3, 2, 1, 0]]
+    assert fetched(trace_of("window", batches, 7, window=1))[8] == [2, 1, 0]
+
+
 def test_a_transfer_may_run_ahead_by_the_prefetch_depth() -> None:
     batches = [[0], [1], [2], [3], [4], [5]]
     for prefetch, after in [(0, [-1, 0, 1, 2, 3, 4]), (1, [-1, -1, 0, 1, 2, 3]), (3, [-1, -1, -1, -1, 0, 1])]:
