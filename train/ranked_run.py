@@ -30,7 +30,7 @@ from ..stats.codecs import RowMessage, codec_of, shape_of
 from ..stats.step_times import CodecCost, worthwhile_codec
 from .build_embeddings import RowTools, attach_movers, build_groups, optimizer_of
 from .checkpoints.files import CheckpointRecord
-from .checkpoints.resume import RunCheckpoints, capture, num_used_rows
+from .checkpoints.resume import RunCheckpoints, num_used_rows
 from .checkpoints.writer import NotFiniteError, RowsCopy
 from .config import TrainConfig
 from .config_parts import AUTO, ChosenExchange, ExchangeOptions, ExchangePrediction
@@ -308,14 +308,13 @@ class RankCheckpoints(RunCheckpoints):
         errors = trainer.resumables.get(SAVED_ERRORS)
         if isinstance(errors, SavedErrors):
             errors.bring_together()
-        # All ranks take part, since losses are perhaps not added up yet.
-        captured = capture(trainer, metrics, is_logged=is_logged)
-        rows, num_used = self._own_rows()
+        # Rows that were ever changed, at all ranks together.
+        num_used = sum(gather_numbers(self._ranks, num_used_rows(trainer)))
         # Rank 0 writes what all ranks send, and the others wait for it however long that takes.
         if self._ranks.rank == 0:
             with self._standing_still():
-                self._begin(captured, num_used)
-        for parts in _brought_parts(self._ranks, rows):
+                self._begin(metrics, num_used, is_logged=is_logged)
+        for parts in _brought_parts(trainer):
             wait_for_first(self._ranks, partial(self._put, parts))
         # Every rank learns what became of it, and counts its rows as saved or changed.
         outcome = wait_for_first(self._ranks, self._end)
@@ -327,10 +326,6 @@ class RankCheckpoints(RunCheckpoints):
             raise SaidElsewhereError("weights are not finite")
         if outcome == _WHOLE:
             self.last_written = trainer.step
-
-    def _own_rows(self) -> tuple[Iterator[RowsPart], int | None]:
-        """Return this rank's rows to be saved, and how many ever changed at all ranks; None: these."""
-        return _changed_parts(self._trainer), sum(gather_numbers(self._ranks, num_used_rows(self._trainer)))
 
     def _put(self, parts: Sequence[RowsPart]) -> int:
         """Hand rows of all ranks to the writer, at rank 0."""
@@ -361,9 +356,14 @@ class RankCheckpoints(RunCheckpoints):
             super().close()
 
 
-def _changed_parts(trainer: Trainer) -> Iterator[RowsPart]:
-    """Yield the rows of this rank that changed since the last checkpoint."""
+def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
+    """Yield at rank 0 the rows that changed at any rank.
+
+    They come a part of each rank at a time. Every rank calls this and takes all; the lists of the others are
+    empty.
+    """
     embeddings = trainer.embeddings
+    ranks = trainer.ranks
     assert isinstance(embeddings, RankedEmbeddings)
     # Parts that were copied and not sent yet.
     copied: deque[RowsPart] = deque()
@@ -374,19 +374,12 @@ def _changed_parts(trainer: Trainer) -> Iterator[RowsPart]:
 
     copy = RowsCopy(embeddings, _PART_BYTES, trainer.threads, put)
     copy.begin()
-    while copied or copy.is_under_way:
-        if copied:
-            yield copied.popleft()
-        else:
-            copy.copy_part()
-
-
-def _brought_parts(ranks: Ranks, own: Iterator[RowsPart]) -> Iterator[list[RowsPart]]:
-    """Yield the rows of all ranks at rank 0, empty lists elsewhere; every rank calls this and takes all."""
     # One part of each rank at a time, until none has any.
     while True:
-        part = next(own, None)
-        if not any(gather_numbers(ranks, part is not None)):
+        while not copied and copy.is_under_way:
+            copy.copy_part()
+        own = copied.popleft() if copied else None
+        if not any(gather_numbers(ranks, own is not None)):
             return
-        found = arrays_to_first(ranks, [] if part is None else part.arrays)
+        found = arrays_to_first(ranks, [] if own is None else own.arrays)
         yield [RowsPart(*arrays) for arrays in found if arrays]

@@ -24,7 +24,7 @@ import json
 import logging
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -259,7 +259,7 @@ def is_worth_merging(files: Sequence[FileRecord], num_used: int) -> bool:
 
 
 def merge_parts(folder: Path, files: Sequence[FileRecord], sizes: TableSizes) -> Iterator[RowsPart]:
-    """Return every row of the files once, newest value, in bounded parts.
+    """Yield every row of the files once, newest value, in bounded parts.
 
     Args:
         files: the oldest first.
@@ -270,30 +270,24 @@ def merge_parts(folder: Path, files: Sequence[FileRecord], sizes: TableSizes) ->
     # A row's number over all tables, so that one bitmap says which rows have their newest value already.
     first_F = np.concatenate([[0], np.cumsum(sizes.num_rows)])
     seen = np.zeros(int(first_F[-1]), np.bool_)
-
-    def newest() -> Iterator[RowsPart]:
-        # From the newest file to the oldest: of each row the first value met is the one to keep.
-        for entry in reversed(files):
-            part = read_part(folder / entry.path, sizes)
-            rows_N = first_F[part.tables_N] + part.ids_N
-            is_new_N = ~seen[rows_N]
-            seen[rows_N] = True
-            if is_new_N.any():
-                yield part.chosen(is_new_N)
-
-    return joined(newest())
-
-
-def joined(parts: Iterable[RowsPart]) -> Iterator[RowsPart]:
-    """Join parts of one width until they are worth a write."""
+    # From the newest file to the oldest: of each row the first value met is the one to keep.
     held: dict[int, list[RowsPart]] = {}
-    for part in parts:
+    for entry in reversed(files):
+        part = read_part(folder / entry.path, sizes)
+        rows_N = first_F[part.tables_N] + part.ids_N
+        is_new_N = ~seen[rows_N]
+        seen[rows_N] = True
+        if not is_new_N.any():
+            continue
+        # Parts of one width collect until they are worth a write.
         of_width = held.setdefault(part.weights_ND.shape[1], [])
-        of_width.append(part)
+        of_width.append(part.chosen(is_new_N))
         if sum(each.num_bytes for each in of_width) >= _PART_BYTES:
             yield join_parts(of_width)
             of_width.clear()
-    yield from (join_parts(of_width) for of_width in held.values() if of_width)
+    for of_width in held.values():
+        if of_width:
+            yield join_parts(of_width)
 
 
 def join_parts(parts: Sequence[RowsPart]) -> RowsPart:

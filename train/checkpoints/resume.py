@@ -251,7 +251,7 @@ class RunCheckpoints:
         """Step of the newest checkpoint that is whole."""
         self.is_under_way = False
         """Whether a checkpoint was begun, and `settle` has not noted its end."""
-        self._captured: tuple[RunState, dict[str, torch.Tensor], int | None] | None = None
+        self._captured: tuple[RunState, dict[str, torch.Tensor], int] | None = None
         """The record of the current checkpoint, kept until its rows are copied."""
         self.stall_seconds = 0.0
         """Seconds that training paused for the last checkpoint, in total."""
@@ -303,18 +303,18 @@ class RunCheckpoints:
     def take(self, metrics: Iterable[str], *, is_logged: bool = True) -> None:
         """Begin a checkpoint; `before_update` and `advance` copy its rows."""
         with self._standing_still():
-            self._begin(capture(self._trainer, metrics, is_logged=is_logged), num_used_rows(self._trainer))
+            self._begin(metrics, num_used_rows(self._trainer), is_logged=is_logged)
             self._copy.begin()
             self._trainer.before_step.append(self.before_update)
             self._copy_part()
 
-    def _begin(self, captured: tuple[RunState, dict[str, torch.Tensor]], num_used: int | None) -> None:
+    def _begin(self, metrics: Iterable[str], num_used: int, *, is_logged: bool) -> None:
         """Begin a checkpoint, whose rows follow."""
         self.stall_seconds = 0.0
         self.longest_stall_seconds = 0.0
         self._writer.begin(self._trainer.step)
         self.is_under_way = True
-        self._captured = (*captured, num_used)
+        self._captured = (*capture(self._trainer, metrics, is_logged=is_logged), num_used)
         self._last_step = self._trainer.step
         self._last_time = time.monotonic()
 

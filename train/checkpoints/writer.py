@@ -121,13 +121,8 @@ class CheckpointWriter:
             self._parts.append(self._pool.submit(self._write, part, release, len(self._parts)))
             self._unwritten.append((part.num_bytes, self._parts[-1]))
 
-    def finish(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int | None) -> None:
-        """Add what is no row, and let the thread seal the checkpoint.
-
-        Args:
-            num_used: rows that were ever changed; None: all of them were put, not only those that changed
-                since the last checkpoint.
-        """
+    def finish(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int) -> None:
+        """Add what is no row, and let the thread seal the checkpoint."""
         self._end = self._pool.submit(self._seal, state, tensors, num_used)
 
     def result(self, *, waits: bool = False) -> int | None:
@@ -167,7 +162,7 @@ class CheckpointWriter:
         num_bytes, checksum = write_part(self._folder / name, part)
         return FileRecord(path=name, bytes=num_bytes, xxh3_128=checksum, rows=int(part.ids_N.size))
 
-    def _seal(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int | None) -> int:
+    def _seal(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int) -> int:
         """Write dense layers and the record, unless a part failed; return the bytes of new files."""
         try:
             new = [record for part in self._parts if (record := part.result()) is not None]
@@ -179,9 +174,9 @@ class CheckpointWriter:
             # Every file is on the disk before the record that names it.
             num_bytes, checksum = write_tensors(self._folder / name, tensors)
             dense = FileRecord(path=name, bytes=num_bytes, xxh3_128=checksum)
-            rows = tuple(new) if num_used is None else (*self._rows, *new)
+            rows = (*self._rows, *new)
             # Many small files of changed rows are read at every resumption, so they are merged now and then.
-            if num_used is not None and is_worth_merging(rows, num_used):
+            if is_worth_merging(rows, num_used):
                 parts = merge_parts(self._folder, rows, self._tables)
                 rows = tuple(self._write_part(part, number) for number, part in enumerate(parts, len(new)))
             write_record(
