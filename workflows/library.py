@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..pipeline.errors import ByteSize, ConfigError, local_path, plain_value
+from ..pipeline.errors import ByteSize, ConfigError, HotsetError, local_path, plain_value
 from ..pipeline.formats.user_data import Frame, check_frame, write_frame
 from ..pipeline.preprocess import PreprocessConfig
 from ..pipeline.preprocess import preprocess as _preprocess
@@ -121,7 +121,14 @@ def _files_of(logs: Sequence[Any], schema: str, out: Path) -> Iterator[list[Path
             files.append(folder / f"frame{number:04}.parquet" if is_frame[number] else local_path(log))
             if is_frame[number]:
                 write_frame(log, files[-1])
-        yield files
+        try:
+            yield files
+        except HotsetError as error:
+            # Nobody but this function knows the files of frames.
+            for number, path in enumerate(files):
+                if is_frame[number]:
+                    error.args = (str(error).replace(str(path), f"frame {number}"),)
+            raise
 
 
 class Statistics(dict[str, "pl.DataFrame"]):

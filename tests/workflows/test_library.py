@@ -98,6 +98,9 @@ def test_a_frame_gives_the_bytes_of_its_file(tmp_path: Path) -> None:
     ]
     with pytest.raises(hotset.HotsetError, match="a frame needs a schema of Parquet"):
         hotset.preprocess(frame, tmp_path / "other", schema="criteo-kaggle")
+    wrong = frame.with_columns(y=pl.lit(2))
+    with pytest.raises(hotset.HotsetError, match=r"^frame 1, row 1, column 'y': found 2, want 0 or 1"):
+        hotset.preprocess([frame, wrong], tmp_path / "bad", schema=tmp_path / "log.toml", workers=1)
 
 
 def test_statistics_are_frames(data: Path) -> None:
