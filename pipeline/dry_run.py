@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..stats import peeling
 from ..stats.counting import distinct_at
-from .errors import MIB, ByteSize, ConfigError, HotsetError, InputError
+from .errors import MIB, ByteSize, HotsetError, InputError
 from .folders.disk import bytes_in, free_bytes, num_recorded, write_errors_explained
 from .folders.manifest import Manifest
 from .folders.output import check_files
@@ -46,6 +46,7 @@ from .preprocess import (
     check_inputs,
     check_resources,
     resolved,
+    stages_from,
     stages_of,
 )
 from .raw.csv_parts import CsvParts
@@ -107,10 +108,13 @@ class StagePlan:
 def stage_states(
     out: Path, stages: Sequence[Stage], *, redo: str | None = None, extend: bool = False
 ) -> list[StagePlan]:
-    """Return the state that each stage has in DIR ``out``, which need not exist; in order."""
+    """Return the state that each stage has in DIR ``out``, which need not exist; in order.
+
+    Raises:
+        ConfigError: there is no stage ``redo``.
+    """
     # `--redo` removes a stage and all stages after it before the run starts.
-    names = [stage.name for stage in stages]
-    removed = names[names.index(redo) :] if redo in names else []
+    removed = [] if redo is None else stages_from(redo)
     configs = {stage.name: stage.config for stage in stages if stage.made_by in ("ingest", "count")}
     fingerprints: dict[str, str | None] = {}
     states: list[StagePlan] = []
@@ -502,11 +506,10 @@ def estimate_run(
     ``machines``: those of the cluster that would run it; none for this machine.
 
     Raises:
-        HotsetError: a log cannot be read, or a line of the sample is not as the schema says.
+        HotsetError: a log cannot be read, or a line of the sample is not as the schema says; there is no
+            stage ``redo``.
     """
     config = resolved(config)
-    if redo is not None and redo not in FOLDERS:
-        raise ConfigError(f"there is no stage {redo!r}", hint=f"use one of {', '.join(FOLDERS)}")
     states = stage_states(out, stages_of(raw, config, like), redo=redo, extend=extend)
     sample = sample_log(raw, config.ingest)
     # Existing columns have the number of samples; otherwise it is estimated from the start of the logs.

@@ -292,6 +292,18 @@ def resolved(config: PreprocessConfig) -> PreprocessConfig:
     return replace(config, rank=rank)
 
 
+def stages_from(stage: str) -> list[str]:
+    """Return a stage and all that follow.
+
+    Raises:
+        ConfigError: there is no such stage.
+    """
+    stages = list(FOLDERS)
+    if stage not in stages:
+        raise ConfigError(f"there is no stage {stage!r}", hint=f"use one of {', '.join(stages)}")
+    return stages[stages.index(stage) :]
+
+
 def remove_from(stage: str, folder: Path) -> list[Path]:
     """Remove the folders of a stage and of all that follow; return those removed.
 
@@ -299,10 +311,7 @@ def remove_from(stage: str, folder: Path) -> list[Path]:
         ConfigError: there is no such stage.
         ManifestError: they could not be rebuilt, because folders they are made from were discarded.
     """
-    if stage not in FOLDERS:
-        raise ConfigError(f"there is no stage {stage!r}", hint=f"use one of {', '.join(FOLDERS)}")
-    stages = list(FOLDERS)
-    rebuilt = {name: FOLDERS[name] for name in stages[stages.index(stage) :]}
+    rebuilt = {name: FOLDERS[name] for name in stages_from(stage)}
     for name in rebuilt:
         # Folders that are rebuilt in this run may be discarded; those that stay must have their files.
         check_inputs(name, folder, {*INPUTS.get(name, ())} - {*rebuilt.values()})
