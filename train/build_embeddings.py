@@ -265,14 +265,28 @@ def _is_simulated(name: str) -> bool:
     return kind == SIMULATED and (not colon or seed.isdecimal())
 
 
+_process_of_threads: int | None = None
+"""The process that has threads of torch."""
+
+
 def set_threads(threads: int | None) -> int:
     """Set and return the number of threads of the dense layers.
 
     Raises:
+        ConfigError: this process was forked from one that has them.
         SystemFaultError: `ulimit -v` leaves no addresses for them.
     """
+    global _process_of_threads
     check_addresses("training", _TORCH_BYTES)
     threads = num_threads(threads)
+    if threads > 1:
+        # Torch would wait for ever for threads that only the parent has.
+        if _process_of_threads not in (None, os.getpid()):
+            raise ConfigError(
+                "this process was forked from one that has trained or predicted, and lacks its threads",
+                hint='start it by multiprocessing.get_context("spawn")',
+            )
+        _process_of_threads = os.getpid()
     torch.set_num_threads(threads)
     return threads
 

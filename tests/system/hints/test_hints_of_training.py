@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import multiprocessing
+import os
 import shutil
 import socket
 import sys
@@ -32,8 +34,9 @@ from hotset.tests.support.hints import Shell, follows, hint_of, interrupt, write
 from hotset.tests.support.resealed import reseal, write_manifest
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
+from hotset.train import build_embeddings
 from hotset.train.advice import MachineSpeeds
-from hotset.train.build_embeddings import resolve
+from hotset.train.build_embeddings import resolve, set_threads
 from hotset.train.checkpoints import starting_rows
 from hotset.train.checkpoints.best_weights import BestWeights
 from hotset.train.checkpoints.files import refuse_other_shape
@@ -91,6 +94,27 @@ def test_stray_ids_are_packed_again(shell: Shell) -> None:
     reseal(Path("data/shards"), stray, first_file("mixed").name)
     shell.obey(shell.refused(*TRAIN, "other", "--placement", "all-fast"))
     retrained(shell)
+
+
+def set_threads_and_fork() -> None:
+    set_threads(2)
+    fork = multiprocessing.get_context("fork")
+    for number, wanted in ((2, 1), (1, 0)):
+        process = fork.Process(target=set_threads, args=(number,))
+        process.start()
+        process.join()
+        assert process.exitcode == wanted
+
+
+@follows("train/build_embeddings.py::set_threads")
+def test_a_forked_process_lacks_the_threads_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(build_embeddings, "_process_of_threads", os.getppid())
+        assert hint_of(lambda: set_threads(2)) == 'start it by multiprocessing.get_context("spawn")'
+    process = multiprocessing.get_context("spawn").Process(target=set_threads_and_fork)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 @follows("train/run_log.py::RunLog.refuse_shards")
