@@ -37,7 +37,7 @@ from hotset.workflows.bench.harness import Facts, Options, main, new_parser, tel
 PARSER = new_parser(__spec__, __doc__)
 PARSER.add_argument("--files", type=int, default=100_000, help="number of logs")
 PARSER.add_argument("--seed", type=int, default=0, help="seed of the first log; the next ones follow")
-PARSER.add_argument("--seconds", type=float, default=float("inf"), help="after which no more are waited for")
+PARSER.add_argument("--seconds", type=float, default=1e6, help="after which no more are waited for")
 PARSER.add_argument("--workers", type=int, default=1, help="processes that read them")
 _FILES_OF_TASK = 500
 _SHOWN = 20
